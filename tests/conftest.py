@@ -1,0 +1,69 @@
+"""Settings of every test: strict promotion, eight CPU devices, options."""
+
+import os
+import pathlib
+
+import jax
+import pytest
+from absl import flags
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_DATA_ROOT_MESSAGE = "wants real data: give its folder by --data-root=DIR"
+
+# An implicit promotion is a mistake waiting for the day it costs memory
+# (float32 to float64) or numbers ([T] broadcast against [B, T]).
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+# Must come before the first use of a device.
+jax.config.update("jax_num_cpu_devices", 8)
+# Grain reads an absl flag and fails while no main has parsed them.
+flags.FLAGS.mark_as_parsed()
+
+# Compiling is most of the time of a tiny test. Entries are valid for one
+# version of jax only.
+_CACHE = _ROOT / ".cache" / "jax" / jax.__version__
+jax.config.update("jax_compilation_cache_dir", os.fspath(_CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+  """Adds `--full` and `--data-root`."""
+  parser.addoption(
+    "--full",
+    action="store_true",
+    help="also run the tests marked full: the large grid, many minutes",
+  )
+  parser.addoption(
+    "--data-root",
+    metavar="DIR",
+    help="folder of real data for the tests that want it; without it they skip",
+  )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+  """Registers the markers."""
+  config.addinivalue_line("markers", "full: runs only with --full")
+
+
+def pytest_collection_modifyitems(
+  config: pytest.Config, items: list[pytest.Item]
+) -> None:
+  """Takes the tests marked full out of a run without --full."""
+  if config.getoption("full"):
+    return
+  full = [item for item in items if item.get_closest_marker("full")]
+  if full:
+    config.hook.pytest_deselected(items=full)
+    items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
+@pytest.fixture(scope="session")
+def data_root(request: pytest.FixtureRequest) -> pathlib.Path:
+  """The folder given by --data-root; skips the test without it."""
+  given = request.config.getoption("data_root")
+  if given is None:
+    pytest.skip(_DATA_ROOT_MESSAGE)
+  path = pathlib.Path(given)
+  if not path.is_dir():
+    raise pytest.UsageError(f"--data-root={given} is not a folder")
+  return path
