@@ -1,0 +1,47 @@
+# The commands of the project. Each makes the environment it needs first.
+#   make demo         train the demo model on real text and show the result
+#   make test         the tests
+#   make test-full    the tests with the large grid of lengths and dtypes
+#   make test-core    the tests of the core, for a further Python
+#   make lint         ruff and pyright
+#   make bench        the benchmark of the memory layer
+#   make constraints  refresh the pinned versions of every Python
+#   make PYTHON=/path/to/python ...   with that Python instead of the newest
+
+VENV = .venv
+PYTHON =
+# A worker of the tests is one process with eight simulated devices.
+WORKERS = 2
+PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
+CORE = tests/memory tests/test_config.py tests/experiments tests/packaging
+
+.PHONY: demo test test-full test-core lint bench constraints venv clean
+
+demo: venv
+	@$(VENV)/bin/python -m experiments.demo
+
+test: venv
+	$(PYTEST)
+
+test-full: venv
+	$(PYTEST) --full
+
+test-core: venv
+	$(PYTEST) $(CORE)
+
+lint: venv
+	$(VENV)/bin/python -m ruff check
+	$(VENV)/bin/python -m ruff format --check
+	$(VENV)/bin/python -m pyright --pythonpath $(VENV)/bin/python
+
+bench: venv
+	$(VENV)/bin/python -m experiments.benchmark --suite=memory
+
+constraints:
+	@sh scripts/refresh_constraints.sh
+
+venv:
+	@sh scripts/make_venv.sh "$(VENV)" "$(PYTHON)"
+
+clean:
+	rm -rf .venv .venv-* .cache build dist *.egg-info .pytest_cache .ruff_cache
