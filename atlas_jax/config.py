@@ -10,6 +10,7 @@ A wrong name or value raises `atlas_jax.errors.UserError`, one line long.
 """
 
 import ast
+import copy
 import dataclasses
 import difflib
 import math
@@ -30,6 +31,9 @@ _BOOLS = {
   "no": False,
   "0": False,
 }
+
+# Below this likeness a suggestion confuses more than it helps.
+_NEAR = 0.6
 
 
 class Leaf(NamedTuple):
@@ -63,9 +67,7 @@ def leaves(config: Any) -> dict[str, Leaf]:
   hints = _hints(config)
   for spec in dataclasses.fields(config):
     if isinstance(config, type):
-      value = spec.default
-      if spec.default_factory is not dataclasses.MISSING:
-        value = spec.default_factory()
+      value = _default(spec)
     else:
       value = getattr(config, spec.name)
     kind = hints[spec.name]
@@ -126,7 +128,7 @@ def replace(config: Config, values: Mapping[str, Any]) -> Config:
           f"{name} is given twice: by itself and inside a whole branch; "
           "give one of the two"
         )
-    node[last] = values[name]
+    node[last] = copy.deepcopy(values[name])
   return _build(type(config), config, tree, "", list(leaves(config)))
 
 
@@ -176,27 +178,33 @@ def describe(kind: Any) -> str:
   return getattr(kind, "__name__", str(kind))
 
 
-def suggestion(name: str, names: Iterable[str]) -> str:
+def suggestion(name: str, names: Iterable[str], prefix: str = "") -> str:
   """Returns "; did you mean X?" for the nearest of `names`, or "".
 
-  A dotted name is compared whole and by its last part, so that `windw` finds
-  `model.memory.window`.
+  Dotted names are compared whole and by their last parts, so that `windw`
+  finds `model.memory.window`. The name is shown with `prefix` before it.
   """
-  names = list(names)
-  close = difflib.get_close_matches(name, names, n=2, cutoff=0.7)
-  if not close:
-    last: dict[str, list[str]] = {}
-    for known in names:
-      last.setdefault(known.rsplit(".", 1)[-1], []).append(known)
-    part = name.rsplit(".", 1)[-1]
-    for match in difflib.get_close_matches(part, last, n=2, cutoff=0.7):
-      close += last[match][: 2 - len(close)]
-  return f"; did you mean {' or '.join(close)}?" if close else ""
+
+  def likeness(known: str) -> float:
+    pairs = ((name, known), (name.split(".")[-1], known.split(".")[-1]))
+    return sum(difflib.SequenceMatcher(None, *p).ratio() for p in pairs) / 2
+
+  nearest = max(names, key=likeness, default="")
+  if likeness(nearest) < _NEAR:
+    return ""
+  return f"; did you mean {prefix}{nearest}?"
 
 
 def _hints(config: Any) -> dict[str, Any]:
   cls = config if isinstance(config, type) else type(config)
   return typing.get_type_hints(cls)
+
+
+def _default(spec: dataclasses.Field) -> Any:
+  """The default of a field, or `dataclasses.MISSING`."""
+  if spec.default_factory is not dataclasses.MISSING:
+    return spec.default_factory()
+  return spec.default
 
 
 def _to_json(value: Any) -> Any:
@@ -213,22 +221,25 @@ def _build(
   """Builds `cls` from `base` (None: from its defaults) and new values."""
   specs = {spec.name: spec for spec in dataclasses.fields(cls)}
   hints = _hints(cls)
-  changes = {}
+  changes: dict[str, Any] = {}
   for key, value in values.items():
     name = f"{prefix}{key}"
     if key not in specs:
+      while isinstance(value, Mapping) and value:
+        part, value = next(iter(value.items()))
+        name = f"{name}.{part}"
       raise UserError(f"unknown field {name}{suggestion(name, names)}")
-    kind = hints[key]
+    kind: Any = hints[key]
     if not dataclasses.is_dataclass(kind):
       if isinstance(value, Mapping):
         raise UserError(f"{name} is a single value and has no fields")
       changes[key] = coerce(value, kind, name)
     elif isinstance(value, Mapping):
-      branch = None if base is None else getattr(base, key)
-      if branch is None and specs[key].default is not dataclasses.MISSING:
-        branch = specs[key].default
+      branch = _default(specs[key]) if base is None else getattr(base, key)
+      if branch is dataclasses.MISSING:
+        branch = None
       changes[key] = _build(kind, branch, value, f"{name}.", names)
-    elif isinstance(value, kind):
+    elif type(value) is kind:
       changes[key] = value
     else:
       raise UserError(f"{name} is a group of fields; set {name}.<field>")
@@ -237,9 +248,7 @@ def _build(
   absent = [
     f"{prefix}{key}"
     for key, spec in specs.items()
-    if key not in changes
-    and spec.default is dataclasses.MISSING
-    and spec.default_factory is dataclasses.MISSING
+    if key not in changes and _default(spec) is dataclasses.MISSING
   ]
   if absent:
     raise UserError(f"no value for {', '.join(absent)}")
