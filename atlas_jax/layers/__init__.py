@@ -1,0 +1,1 @@
+"""Flax NNX layers around the memory."""

@@ -1,0 +1,114 @@
+"""The configuration of a language model."""
+
+import dataclasses
+import math
+from typing import Literal
+
+from atlas_jax.config import field
+from atlas_jax.errors import UserError
+from atlas_jax.models.options import MemoryOptions
+from atlas_jax.models.presets import memory_of
+
+__all__ = ["MemoryOptions", "ModelConfig"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """Sizes and kinds of a language model's parts.
+
+  Any value can be constructed; `validate` says what does not fit, so that
+  several fields can be changed one after the other.
+  """
+
+  mixer: str = field(
+    "atlas", "Memory of every block: atlas, atlas_pp, omeganet or titans."
+  )
+  memory: MemoryOptions = MemoryOptions()
+  dim: int = field(128, "Width of the residual stream; heads must divide it.")
+  layers: int = field(4, "Blocks.")
+  heads: int = field(4, "Memories per block; each has width dim / heads.")
+  mlp_hidden: int = field(
+    0, "Hidden width of SwiGLU; 0: 8/3 dim, rounded up to a multiple of 64."
+  )
+  conv_width: int = field(
+    4, "Taps of the causal convolutions of queries, keys and values."
+  )
+  decay_start: float = field(
+    0.99, "Kept fraction of the memory per token before training (alpha)."
+  )
+  momentum_start: float = field(
+    0.9, "Momentum factor per token before training (theta)."
+  )
+  rate_max: float = field(
+    0.0,
+    "Largest step of the memory per token (eta); 0: chosen for its optimizer "
+    "and window.",
+  )
+  rate_start: float = field(
+    0.1, "Step of the memory before training, as a share of rate_max."
+  )
+  qk_epsilon: float = field(
+    1e-6, "Length below which a query or key is not stretched to length 1."
+  )
+  norm_epsilon: float = field(1e-6, "Added to the mean square in RMSNorm.")
+  init_scale: float = field(
+    1.0, "Scale of all weights before training; 1: variance 1 / inputs."
+  )
+  tie_embeddings: bool = field(
+    True, "Use the embedding as the output matrix, too."
+  )
+  vocab_multiple: int = field(
+    128, "Rows of the embedding are rounded up to a multiple of this."
+  )
+  dtype: Literal["float32", "bfloat16"] = field(
+    "float32",
+    "Type of activations; norms, gates, memories and logits stay float32.",
+  )
+  param_dtype: Literal["float32", "bfloat16"] = field(
+    "float32", "Type of the parameters."
+  )
+  remat: bool = field(
+    True, "Keep only each block's input for the backward pass."
+  )
+  implementation: Literal["auto", "reference", "xla"] = field(
+    "auto", "Which implementation of the memory runs."
+  )
+  form: Literal["dual", "associative"] = field(
+    "dual", "How a chunk of the memory is computed; both give the same."
+  )
+
+  @property
+  def head_width(self) -> int:
+    """Width of one head's queries, keys and values."""
+    return self.dim // self.heads
+
+  @property
+  def hidden(self) -> int:
+    """Hidden width of SwiGLU."""
+    return self.mlp_hidden or 64 * math.ceil(self.dim * 8 / 3 / 64)
+
+  def validate(self) -> None:
+    """Checks that a model can be built.
+
+    Raises:
+      UserError: One line that names the first field that does not fit.
+    """
+    for name in ("dim", "layers", "heads", "conv_width", "vocab_multiple"):
+      if getattr(self, name) < 1:
+        raise UserError(f"model.{name} must be at least 1")
+    if self.mlp_hidden < 0:
+      raise UserError("model.mlp_hidden must be 0 (automatic) or more")
+    if self.dim % self.heads:
+      raise UserError(
+        f"model.dim={self.dim} is not divisible by model.heads={self.heads}: "
+        "make dim a multiple of heads"
+      )
+    for name in ("decay_start", "momentum_start", "rate_start"):
+      if not 0 < getattr(self, name) < 1:
+        raise UserError(f"model.{name} must lie between 0 and 1, both excluded")
+    for name in ("qk_epsilon", "norm_epsilon", "init_scale"):
+      if not 0 < getattr(self, name) < math.inf:
+        raise UserError(f"model.{name} must be a positive finite number")
+    if not 0 <= self.rate_max < math.inf:
+      raise UserError("model.rate_max must be finite and 0 (automatic) or more")
+    memory_of(self).entries(self.head_width, self.head_width)

@@ -1,0 +1,192 @@
+"""The mixers by name: the paper's Table 1 as values."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from atlas_jax.config import suggestion
+from atlas_jax.errors import UserError
+from atlas_jax.memory.bounds import UNBOUNDED, Bound
+from atlas_jax.memory.config import Memory
+from atlas_jax.memory.features import Identity, Polynomial
+from atlas_jax.memory.networks import MLP, GatedMLP, Matrix
+from atlas_jax.memory.objectives import L2, DotProduct, Huber
+from atlas_jax.memory.optimizers import GradientDescent, Momentum, Muon
+from atlas_jax.memory.retention import (
+  ChannelRetention,
+  NoRetention,
+  ScalarRetention,
+)
+from atlas_jax.models.options import MemoryOptions
+
+if TYPE_CHECKING:
+  from atlas_jax.models.config import ModelConfig
+
+# A degree-2 map of 16 inputs has 153 features, of 64 inputs 2145.
+_POLYNOMIAL = Polynomial(degree=2, key_width=16)
+
+MIXERS: Mapping[str, Memory] = {
+  "atlas": Memory(
+    features=_POLYNOMIAL,
+    network=MLP(),
+    objective=L2(),
+    optimizer=Muon(every=16),
+    retention=ScalarRetention(),
+    window=16,
+  ),
+  "atlas_pp": Memory(
+    features=_POLYNOMIAL,
+    network=GatedMLP(),
+    objective=L2(),
+    optimizer=Muon(every=16),
+    retention=ScalarRetention(),
+    window=16,
+  ),
+  "omeganet": Memory(
+    features=_POLYNOMIAL,
+    network=MLP(),
+    objective=L2(),
+    optimizer=GradientDescent(),
+    retention=ScalarRetention(),
+    window=16,
+  ),
+  "titans": Memory(
+    features=Identity(),
+    network=MLP(),
+    objective=L2(),
+    optimizer=Momentum(),
+    retention=ScalarRetention(),
+    window=1,
+  ),
+}
+
+# For each part of a memory: its kinds by name, and which option of
+# `MemoryOptions` is which attribute of a kind.
+_PARTS: Mapping[str, tuple[Mapping[str, type], Mapping[str, str]]] = {
+  "features": (
+    {"identity": Identity, "polynomial": Polynomial},
+    {"degree": "degree", "key_width": "key_width", "sketch": "sketch"},
+  ),
+  "network": (
+    {"matrix": Matrix, "mlp": MLP, "gated_mlp": GatedMLP},
+    {
+      "depth": "depth",
+      "expansion": "expansion",
+      "activation": "activation",
+      "residual": "residual",
+      "layer_norm": "layer_norm",
+      "bias": "bias",
+    },
+  ),
+  "objective": (
+    {"l2": L2, "dot": DotProduct, "huber": Huber},
+    {"huber_delta": "delta"},
+  ),
+  "optimizer": (
+    {"gd": GradientDescent, "momentum": Momentum, "muon": Muon},
+    {
+      "muon_every": "every",
+      "muon_steps": "steps",
+      "muon_epsilon": "epsilon",
+      "muon_dtype": "dtype",
+    },
+  ),
+  "retention": (
+    {
+      "none": NoRetention,
+      "scalar": ScalarRetention,
+      "channel": ChannelRetention,
+    },
+    {"decay_groups": "groups"},
+  ),
+}
+
+# Values of an option that stand for None in the memory.
+_ABSENT: Mapping[str, Any] = {
+  "key_width": 0,
+  "sketch": 0,
+  "muon_dtype": "state",
+}
+
+
+def memory_of(config: "ModelConfig") -> Memory:
+  """The memory of a model's blocks: its mixer's, with the options applied.
+
+  Raises:
+    UserError: The mixer is unknown, an option has an impossible value, or an
+      option is set that the resulting memory has no use for.
+  """
+  if config.mixer not in MIXERS:
+    raise UserError(
+      f"unknown model.mixer {config.mixer!r}"
+      f"{suggestion(config.mixer, MIXERS)}; there are {', '.join(MIXERS)}"
+    )
+  return override(MIXERS[config.mixer], config.memory)
+
+
+def override(memory: Memory, options: MemoryOptions) -> Memory:
+  """Returns the memory with every option that is not None applied.
+
+  Raises:
+    UserError: As `memory_of`.
+  """
+  given = {
+    spec.name: getattr(options, spec.name)
+    for spec in dataclasses.fields(options)
+    if getattr(options, spec.name) is not None
+  }
+  changes = {name: _part(memory, name, given) for name in _PARTS}
+  changes["bound"] = _bound(memory.bound, given)
+  for name in ("window", "chunk", "read"):
+    if name in given:
+      changes[name] = given[name]
+  return dataclasses.replace(memory, **changes)
+
+
+def _part(memory: Memory, part: str, given: Mapping[str, Any]) -> Any:
+  """One part of the memory, of the kind and with the attributes asked for."""
+  kinds, attributes = _PARTS[part]
+  current = getattr(memory, part)
+  kind = kinds[given[part]] if part in given else type(current)
+  # What both kinds have (key_width, residual) outlives a change of kind.
+  fields = {spec.name for spec in dataclasses.fields(kind) if spec.init}
+  values = {
+    spec.name: getattr(current, spec.name)
+    for spec in dataclasses.fields(current)
+    if spec.init and spec.name in fields
+  }
+  for option, attribute in attributes.items():
+    if option not in given:
+      continue
+    if attribute not in fields:
+      name = next(name for name, known in kinds.items() if known is kind)
+      raise UserError(
+        f"model.memory.{option} is set, but {part} {name} has no use for it: "
+        f"leave it out or change model.memory.{part}"
+      )
+    value = given[option]
+    absent = option in _ABSENT and value == _ABSENT[option]
+    values[attribute] = None if absent else value
+  return kind(**values)
+
+
+def _bound(bound: Bound | None, given: Mapping[str, Any]) -> Bound | None:
+  """The memory's bound with the options `bound`, `budget`, `gradient_clip`."""
+  if given.get("bound") == "none":
+    bound = None
+  elif given.get("bound") == "default":
+    bound = Bound()
+  if "budget" in given:
+    if bound is None:
+      raise UserError(
+        "model.memory.budget is set, but the memory has no bound: leave it "
+        "out or set model.memory.bound=default"
+      )
+    budget = None if given["budget"] == "none" else given["budget"]
+    bound = dataclasses.replace(bound, budget=budget)
+  if "gradient_clip" in given:
+    clip = given["gradient_clip"] or None
+    if clip is None and bound is None:
+      return None
+    bound = dataclasses.replace(bound or UNBOUNDED, gradient_clip=clip)
+  return bound
