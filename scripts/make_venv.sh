@@ -24,6 +24,11 @@ constraints() { # VERSION: the path of its pinned versions
   echo "constraints/py$(echo "$1" | tr -d .).txt"
 }
 
+refuse() { # REASON
+  echo "error: PYTHON=$python $1; name a Python >= 3.11" >&2
+  exit 1
+}
+
 version_of() {
   "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null
 }
@@ -37,10 +42,10 @@ fi
 
 if [ -z "${fresh:-}" ]; then
   [ -n "$python" ] || python=$(scripts/find_python.sh)
-  version=$(version_of "$python") || {
-    echo "error: PYTHON=$python does not run; name a Python >= 3.11" >&2
-    exit 1
-  }
+  version=$(version_of "$python") || refuse "does not run"
+  case $version in
+    2.* | 3.[0-9] | 3.10) refuse "is version $version" ;;
+  esac
   echo "making $venv with $python ($version), a minute or two"
   rm -rf "$venv"
   "$python" -m venv "$venv"
