@@ -22,6 +22,7 @@ one line on stderr and exit code 2.
 
 import os
 import sys
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -62,7 +63,8 @@ def define_fields(
       continue
     values = config_lib.describe(leaf.type)
     doc = f"{leaf.doc} ({values}; default {_show(leaf.default)})"
-    _define(name, doc, flag_values, boolean=leaf.type is bool)
+    boolean = bool in (leaf.type, *typing.get_args(leaf.type))
+    _define(name, doc, flag_values, boolean)
 
 
 def overrides(

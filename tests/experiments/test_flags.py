@@ -22,6 +22,7 @@ class Model:
   dim: int = config.field(64, "Width of the model.")
   deep: bool = config.field(True, "Whether it is deep.")
   sketch: int | None = config.field(None, "Perhaps a number.")
+  residual: bool | None = config.field(None, "Yes, no or neither.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +60,19 @@ def test_only_given_flags_override_the_preset():
 def test_none_is_a_value_that_overrides():
   got = flags.resolve(PRESETS, parse("--config=large", "--model.sketch=none"))
   assert got.model.sketch is None
+
+
+@pytest.mark.parametrize(
+  ("flag", "value"),
+  [
+    ("--model.residual", True),
+    ("--nomodel.residual", False),
+    ("--model.residual=none", None),
+  ],
+)
+def test_a_boolean_may_be_unset(flag, value):
+  got = flags.resolve(PRESETS, parse("--config=small", flag))
+  assert got.model.residual is value
 
 
 def test_the_last_of_two_equal_flags_counts():
