@@ -1,0 +1,67 @@
+"""One chunk of one head: the only place where the update is written.
+
+Gradients of all tokens of a chunk, and of the W - 1 tokens before it, are taken
+at the weights of the chunk's start (arXiv 2505.23735, section 3.3), where each
+is a rank-one pair: error factor u_i times feature vector of x_i. With the
+matrices A and C of `Coefficients` the momentum and weights after token t are
+
+  S_t = bt_t S_0 + sum_i A[t, i] u_i map(x_i)^T
+  W_t = aa_t W_0 - f_t S_0 - sum_i C[t, i] u_i map(x_i)^T      (no Muon)
+
+and a query is read without ever forming W_t (`dual`):
+
+  W_t map(q) = aa_t W_0 map(q) - f_t S_0 map(q) - sum_i C[t, i] k(q, x_i) u_i.
+
+Muon's step is not linear in S, so one matrix per orthogonalised step is formed.
+Everything here is matmuls, iota masks and elementwise functions.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from atlas_jax.memory.associative import associative
+from atlas_jax.memory.coefficients import coefficients
+from atlas_jax.memory.config import Memory
+from atlas_jax.memory.dual import dual, dual_muon
+from atlas_jax.memory.factors import Carry, Tokens, factors
+
+
+def chunk(
+  memory: Memory, shared, carry: Carry, tokens: Tokens, form: str = "dual"
+) -> tuple[Carry, tuple[Float[Array, "b v"], dict[str, Array]]]:
+  """Reads and writes one chunk.
+
+  Args:
+    memory: the memory's value.
+    shared: prepared outer parameters (`prepare`).
+    carry: state at the chunk's start.
+    tokens: one chunk of inputs in the state's type.
+    form: "dual" or "associative" (same numbers; the latter materialises every
+      token's weights).
+
+  Returns:
+    the carry after the chunk; the outputs, and the inner loss of each token
+    before the chunk was written.
+  """
+  size, tail = tokens.key.shape[0], carry.tail_key.shape[0]
+  table = memory.entries(tokens.key.shape[-1], tokens.value.shape[-1])
+  keys = jnp.concatenate([carry.tail_key, tokens.key])
+  values = jnp.concatenate([carry.tail_value, tokens.value])
+  factor = factors(memory, shared, carry.weights, keys, values)
+  c = coefficients(memory, shared, table, tokens.gates, carry.seen, factor)
+  if form == "associative":
+    run = associative
+  else:
+    run = dual_muon if memory.orthogonalises else dual
+  weights, momentum, linear = run(
+    memory, shared, table, carry, tokens.gates, factor, c
+  )
+  y = memory.network.apply(linear, tokens.query, memory.features, shared)
+  after = Carry(
+    weights,
+    momentum,
+    keys[size:],
+    values[size:],
+    jnp.minimum(carry.seen + size, tail),
+  )
+  return after, (y, factor.loss[tail:])

@@ -1,0 +1,141 @@
+"""The matrices that turn a chunk's gradients into its momenta and weights.
+
+With decays `La`, `Lt` (products of alpha, theta between two tokens) and the
+banded window matrix `Gamma`, the shares of token i's gradient in the momentum
+and the weights after token t are `A = Lt diag(eta) Gamma` and `C = La A`
+(arXiv 2505.23735, Eq. 16 and 34-39).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from atlas_jax.memory import bounds, gates
+from atlas_jax.memory.config import Memory
+from atlas_jax.memory.factors import Factors
+from atlas_jax.memory.networks import Entry
+from atlas_jax.memory.numerics import matmul, safe_norm
+
+
+class Coefficients(NamedTuple):
+  """How much of everything is in the state after each token of the chunk.
+
+  Attributes:
+    momentum: A, share of token i's gradient in S_t.
+    momentum_start: share of S_0 in S_t.
+    weight: C, share of token i's gradient in W_t, per decay group.
+    weight_start: share of W_0 in W_t, per decay group.
+    weight_momentum: share of S_0 in W_t, per decay group (f).
+    decay: products of decays between two tokens, per decay group.
+    scale: what the bound's budget divides A and C by (already done).
+  """
+
+  momentum: Float[Array, "b t"]
+  momentum_start: Float[Array, "b"]
+  weight: Float[Array, "g b t"]
+  weight_start: Float[Array, "g b"]
+  weight_momentum: Float[Array, "g b"]
+  decay: Float[Array, "g b b"]
+  scale: Float[Array, "b"]
+
+
+def coefficients(
+  memory: Memory,
+  shared,
+  table: dict[str, Entry],
+  gate: gates.Gates,
+  seen: Int[Array, ""],
+  factor: Factors,
+) -> Coefficients:
+  """The matrices A and C of one chunk, with the bound's budget applied."""
+  window = gates.window_matrix(gate.window, seen)
+  if memory.retention.groups:
+    log_decay = gate.log_decay.T
+  else:
+    log_decay = jnp.zeros((1, gate.rate.shape[0]), gate.rate.dtype)
+  decay = jax.vmap(gates.decay_products)(log_decay)
+  weight_start = jax.vmap(gates.decay_from_start)(log_decay)
+  if memory.has_momentum:
+    keep = gates.decay_products(gate.log_momentum)
+    momentum_start = gates.decay_from_start(gate.log_momentum)
+    if memory.orthogonalises:
+      momentum = matmul(keep, window)
+    else:
+      rate = momentum_rate(memory, gate)
+      momentum = matmul(keep, rate[:, None] * window)
+    weight_momentum = matmul(decay, momentum_start[:, None])[..., 0]
+  else:
+    momentum = gate.rate[:, None] * window
+    momentum_start = jnp.zeros_like(gate.rate)
+    weight_momentum = jnp.zeros_like(weight_start)
+  weight = matmul(decay, momentum)
+  if has_budget(memory):
+    scale = _budget(memory, shared, table, gate.rate, window, factor)
+    momentum = momentum / scale[:, None]
+    weight = weight / scale[None, :, None]
+  else:
+    scale = jnp.ones_like(gate.rate)
+  return Coefficients(
+    momentum,
+    momentum_start,
+    weight,
+    weight_start,
+    weight_momentum,
+    decay,
+    scale,
+  )
+
+
+def has_budget(memory: Memory) -> bool:
+  """Whether the summed step of a chunk is limited (see `bounds`)."""
+  bound = memory.bound
+  limited = bound is not None and bound.budget is not None
+  return (
+    limited and not memory.orthogonalises and memory.objective.curvature > 0
+  )
+
+
+def momentum_rate(memory: Memory, gate: gates.Gates) -> Float[Array, "b"]:
+  """Step sizes inside the momentum: damped by 1 - theta under the bound."""
+  if memory.bound is None or not memory.bound.damp_momentum:
+    return gate.rate
+  return gate.rate * (1.0 - jnp.exp(gate.log_momentum))
+
+
+def _budget(memory, shared, table, rate, window, factor) -> Float[Array, "b"]:
+  """The factor `max(1, s_t)` of every row, see `bounds`."""
+  size, columns = window.shape
+  curvature = memory.objective.curvature
+  names = list(table)
+  if memory.bound.budget == "diagonal":
+    lengths = []
+    for name in names:
+      lift = table[name].lift
+      features = lift.map(factor.x[name], shared["features"])
+      lengths.append(jnp.square(safe_norm(features, -1)[..., 0]))
+    own = sum(
+      n * jnp.square(factor.gain[name])
+      for n, name in zip(lengths, names, strict=True)
+    )
+    own = curvature * factor.clip * own
+    spent = matmul(rate[:, None] * window, own[:, None])
+    total = matmul(gates.lower_triangle(size, rate.dtype), spent)[:, 0]
+    return jnp.maximum(1.0, total)
+  kernels = [
+    table[n].lift.kernel(factor.x[n], factor.x[n], shared["features"])
+    for n in names
+  ]
+  gains = [factor.gain[n] for n in names]
+  overlap = bounds.budget_overlap(
+    curvature, kernels, (gains, gains), (factor.clip, factor.clip)
+  )
+  lower = gates.lower_triangle(size, rate.dtype)
+  written = matmul(lower, rate[:, None] * window)
+  # Token t may see every column up to its own, which is column t + tail.
+  tail = columns - size
+  row = jax.lax.broadcasted_iota(jnp.int32, (size, columns), 0)
+  column = jax.lax.broadcasted_iota(jnp.int32, (size, columns), 1)
+  reach = (column <= row + tail).astype(rate.dtype)
+  return bounds.budget_scale(written, overlap, reach)

@@ -1,0 +1,142 @@
+"""A memory as a value: what it stores, how it learns, what it keeps."""
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from atlas_jax.errors import UserError
+from atlas_jax.memory.bounds import Bound
+from atlas_jax.memory.features import Features, Polynomial
+from atlas_jax.memory.networks import MLP, Entry, Matrix, Network
+from atlas_jax.memory.objectives import L2, Objective
+from atlas_jax.memory.optimizers import GradientDescent, Muon, Optimizer
+from atlas_jax.memory.retention import Retention, ScalarRetention
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+  """One test-time memory: a combination of independent choices.
+
+  Every row of the paper's Table 1 whose memory is deep or whose gradients are
+  frozen over a chunk is one such value. Frozen and hashable, so it can be a
+  static argument.
+
+  Attributes:
+    features: map of keys and queries before the first matrix.
+    network: the memory's architecture.
+    objective: what is minimised for every token of the window.
+    optimizer: how the window's gradient becomes a step.
+    retention: how weights decay.
+    window: tokens whose objective is summed at each step (c of the paper), the
+      current one included; may exceed the chunk.
+    chunk: tokens that share the weights at which gradients are taken (b).
+    read: read with the weights "after" the token's own write, or "before".
+    bound: what keeps the descent finite; None leaves the bare equations.
+  """
+
+  features: Features = Polynomial(degree=2, key_width=16)
+  network: Network = MLP()
+  objective: Objective = L2()
+  optimizer: Optimizer = Muon()
+  retention: Retention = ScalarRetention()
+  window: int = 16
+  chunk: int = 64
+  read: Literal["after", "before"] = "after"
+  bound: Bound | None = Bound()
+
+  def __post_init__(self):
+    if self.window < 1:
+      raise UserError(f"window {self.window}: use 1 or more tokens")
+    if self.chunk < 1:
+      raise UserError(f"chunk {self.chunk}: use 1 or more tokens")
+    if self.read not in ("after", "before"):
+      raise UserError(f"read {self.read!r}: use after or before")
+    if isinstance(self.optimizer, Muon) and self.chunk % self.optimizer.every:
+      raise UserError(
+        f"muon every {self.optimizer.every} does not divide the chunk "
+        f"{self.chunk}: use a divisor of it"
+      )
+
+  @property
+  def has_momentum(self) -> bool:
+    return not isinstance(self.optimizer, GradientDescent)
+
+  @property
+  def orthogonalises(self) -> bool:
+    return isinstance(self.optimizer, Muon)
+
+  def entries(self, key_width: int, value_width: int) -> dict[str, Entry]:
+    """The memory's matrices for keys and values of these widths.
+
+    Raises:
+      UserError: a residual between unequal widths, a feature map that is too
+        large, or decay groups that do not divide a matrix's rows.
+    """
+    network = self.network
+    if not isinstance(network, Matrix) and network.residual:
+      if key_width != value_width:
+        raise UserError(
+          f"a residual memory needs equal key and value widths, not {key_width}"
+          f" and {value_width}: make them equal or set residual to false"
+        )
+    table = network.entries(self.features, key_width, value_width)
+    groups = max(1, self.retention.groups)
+    for name, entry in table.items():
+      if entry.rows % groups:
+        raise UserError(
+          f"{groups} decay groups do not divide the {entry.rows} rows of "
+          f"memory matrix {name!r}: use a divisor"
+        )
+    return table
+
+  def state_size(self, key_width: int, value_width: int) -> int:
+    """Numbers that one head carries from chunk to chunk, weights + momentum."""
+    table = self.entries(key_width, value_width)
+    weights = sum(math.prod(e.shape) for e in table.values())
+    return weights * (2 if self.has_momentum else 1)
+
+
+def init_params(
+  key: Array,
+  memory: Memory,
+  *,
+  heads: int,
+  key_width: int,
+  value_width: int,
+  dtype=jnp.float32,
+) -> dict[str, Any]:
+  """Outer parameters of a memory: start weights and feature parameters.
+
+  Returns:
+    `start`: every matrix's learned initial weights [H, rows, features];
+    `features`: the feature map's parameters, shared by the heads; `norm`: scale
+    and offset [V] of the layer norm inside, if the network has one.
+  """
+  feature_key, start_key = jax.random.split(key)
+  table = memory.entries(key_width, value_width)
+  start = {}
+  for name, entry in table.items():
+    start_key, use = jax.random.split(start_key)
+    # Singular values near one, well inside the cap of `bounds.Bound`.
+    scale = max(entry.shape) ** -0.5
+    start[name] = scale * jax.random.normal(use, (heads, *entry.shape), dtype)
+  params = {
+    "start": start,
+    "features": memory.features.init(feature_key, key_width, dtype),
+  }
+  if not isinstance(memory.network, Matrix) and memory.network.layer_norm:
+    params["norm"] = {
+      "scale": jnp.ones((value_width,), dtype),
+      "offset": jnp.zeros((value_width,), dtype),
+    }
+  return params
+
+
+def state_dtype(dtype) -> jnp.dtype:
+  """Type of carry, gates and sums: at least float32, float64 stays."""
+  dtype = jnp.dtype(dtype)
+  return dtype if dtype.itemsize > 4 else jnp.dtype(jnp.float32)

@@ -1,0 +1,225 @@
+"""Reading and writing a chunk without materialising any token's weights.
+
+A query is read through every matrix by the chunk's sums (dual form):
+
+  W_t map(q) = aa_t W_0 map(q) - f_t S_0 map(q) - sum_i C[t, i] k(q, x_i) u_i.
+
+Muon's step is not linear in the momentum, so one matrix is formed for each
+orthogonalised step, and tokens are read in blocks that share one.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from atlas_jax.memory import bounds, gates
+from atlas_jax.memory.coefficients import Coefficients
+from atlas_jax.memory.config import Memory
+from atlas_jax.memory.factors import Carry, Factors, Weights
+from atlas_jax.memory.networks import Entry
+from atlas_jax.memory.newton_schulz import newton_schulz
+from atlas_jax.memory.numerics import matmul
+
+
+def dual(
+  memory: Memory,
+  shared,
+  table: dict[str, Entry],
+  carry: Carry,
+  gate: gates.Gates,
+  factor: Factors,
+  c: Coefficients,
+):
+  """State after the chunk, and the read-out at every token's weights."""
+  del gate
+  weights, momentum = write(memory, shared, table, carry, factor, c)
+  raw = weights
+  weights, momentum = capped(
+    memory, weights, momentum, carry.tail_value.shape[-1]
+  )
+  start, through, own = c.weight_start, c.weight_momentum, c.weight
+  if memory.read == "before":
+    start, through = _shift(start, 1.0), _shift(through, 0.0)
+    own = _shift(own, 0.0)
+
+  def linear(name: str, x: Array) -> Array:
+    lift = table[name].lift
+    features = lift.map(x, shared["features"])
+    out = by_rows(start, matmul(features, carry.weights[name].T))
+    if memory.has_momentum:
+      out -= by_rows(through, matmul(features, carry.momentum[name].T))
+    kernel = lift.kernel(x, factor.x[name], shared["features"])
+    out -= _combine(own, kernel, factor.u[name])
+    if memory.read == "after" and weights is not raw:
+      # The last token reads the weights that the chunk hands on.
+      out = _replace_last(out, matmul(features[-1:], weights[name].T))
+    return out
+
+  return weights, momentum, linear
+
+
+def _replace_last(rows: Float[Array, "b m"], last: Float[Array, "1 m"]):
+  if rows.shape[0] == 1:
+    return last
+  return jnp.concatenate([rows[:-1], last])
+
+
+def block_rates(
+  memory: Memory, c: Coefficients, rate: Float[Array, "b"]
+) -> Float[Array, "g blocks"]:
+  """Step size of each orthogonalised step.
+
+  The sum of the block's write gates, each decayed to the block's end: every
+  token's gate matters and the total rate does not depend on the block length.
+  """
+  every = memory.optimizer.every
+  blocks = rate.shape[0] // every
+  ends = c.decay[:, every - 1 :: every].reshape(-1, blocks, blocks, every)
+  own = jnp.eye(blocks, dtype=rate.dtype)[None, :, :, None]
+  rates = rate.reshape(1, 1, blocks, every)
+  return jnp.sum(ends * own * rates, axis=(2, 3))
+
+
+def dual_muon(
+  memory: Memory,
+  shared,
+  table: dict[str, Entry],
+  carry: Carry,
+  gate: gates.Gates,
+  factor: Factors,
+  c: Coefficients,
+):
+  """As `dual`: one matrix per orthogonalised step, read block by block."""
+  every = memory.optimizer.every
+  size = gate.rate.shape[0]
+  blocks = size // every
+  # Shares of step m, and of W_0, in the weights at the end of block n.
+  between = c.decay[:, every - 1 :: every, every - 1 :: every]
+  share = between * block_rates(memory, c, gate.rate)[:, None, :]
+  start = c.weight_start[:, every - 1 :: every]
+  steps, momentum = {}, {}
+  for name, entry in table.items():
+    features = entry.lift.map(factor.x[name], shared["features"])
+    ends = c.momentum[every - 1 :: every]
+    u = ends[:, :, None] * factor.u[name][None]
+    moved = matmul(jnp.swapaxes(u, -1, -2), features[None])
+    left = c.momentum_start[every - 1 :: every][:, None, None]
+    s = left * carry.momentum[name][None] + moved
+    momentum[name] = s[-1]
+    steps[name] = newton_schulz(s, memory.optimizer)
+  stages = {}
+  for name in table:
+    rows, width = carry.weights[name].shape
+    groups = share.shape[0]
+    step = steps[name].reshape(blocks, groups, -1).transpose(1, 0, 2)
+    base = carry.weights[name].reshape(groups, 1, -1)
+    w = start[:, :, None] * base - matmul(share, step)
+    w = w.transpose(1, 0, 2).reshape(blocks, rows, width)
+    stages[name] = jnp.concatenate([carry.weights[name][None], w])
+  weights = {name: w[-1] for name, w in stages.items()}
+  weights, momentum = capped(
+    memory, weights, momentum, carry.tail_value.shape[-1]
+  )
+  # Decay since the weights of the last block end: row r of a block of `every`
+  # rows has seen the decays of the block's rows up to its own.
+  since = _decay_since(memory, c)
+
+  def linear(name: str, x: Array) -> Array:
+    features = table[name].lift.map(x, shared["features"])
+    split = features.reshape(blocks, every, -1)
+    before = stages[name][:-1]
+    out = matmul(split, jnp.swapaxes(before, -1, -2)).reshape(size, -1)
+    out = by_rows(since, out)
+    if memory.read == "before":
+      return out
+    after = jnp.concatenate([stages[name][1:-1], weights[name][None]])
+    last = matmul(split[:, -1:], jnp.swapaxes(after, -1, -2))
+    if every == 1:
+      return last[:, 0]
+    rows = jnp.concatenate([out.reshape(blocks, every, -1)[:, :-1], last], 1)
+    return rows.reshape(size, -1)
+
+  return weights, momentum, linear
+
+
+def _decay_since(memory: Memory, c: Coefficients) -> Float[Array, "g b"]:
+  """Decay from the last block end before each row to what the row reads."""
+  every = memory.optimizer.every
+  groups, size, _ = c.decay.shape
+  # decay[t, n] multiplies the gates after n up to t; the block that holds row t
+  # starts after row first - 1, and the very first one after the chunk's start.
+  row = jax.lax.broadcasted_iota(jnp.int32, (size, size), 0)
+  column = jax.lax.broadcasted_iota(jnp.int32, (size, size), 1)
+  previous = (row // every * every - 1 == column).astype(c.decay.dtype)
+  since = jnp.sum(c.decay * previous[None], axis=-1)
+  row = jax.lax.broadcasted_iota(jnp.int32, (1, size), 1)
+  since = since + (row < every).astype(c.decay.dtype) * c.weight_start
+  if memory.read == "before":
+    at_block_start = (row % every == 0).astype(c.decay.dtype)
+    since = _shift(since, 1.0) * (1.0 - at_block_start) + at_block_start
+  return since
+
+
+def write(
+  memory: Memory,
+  shared,
+  table: dict[str, Entry],
+  carry: Carry,
+  factor: Factors,
+  c: Coefficients,
+) -> tuple[Weights, Weights]:
+  """Weights and momentum after the last token, before any cap (no Muon)."""
+  weights, momentum = {}, {}
+  for name, entry in table.items():
+    features = entry.lift.map(factor.x[name], shared["features"])
+    u = factor.u[name]
+    weights[name] = by_rows(c.weight_start[:, -1:], carry.weights[name].T).T
+    if memory.has_momentum:
+      start = carry.momentum[name]
+      weights[name] -= by_rows(c.weight_momentum[:, -1:], start.T).T
+      momentum[name] = c.momentum_start[-1] * start + matmul(
+        (c.momentum[-1][:, None] * u).T, features
+      )
+    shared_u = by_rows(c.weight[:, -1], u)
+    weights[name] -= matmul(shared_u.T, features)
+  return weights, momentum
+
+
+def capped(memory: Memory, weights, momentum, value_width: int):
+  """The carry's caps, and the gradient clip at the chunk border."""
+  bound = memory.bound or bounds.UNBOUNDED
+  weights = bounds.cap_weights(bound, weights)
+  momentum = bounds.cap_momentum(bound, momentum, value_width)
+  if bound.gradient_clip is not None:
+    clip = lambda x: bounds.clip_gradient(bound.gradient_clip, x)
+    weights, momentum = jax.tree.map(clip, (weights, momentum))
+  return weights, momentum
+
+
+def by_rows(
+  scale: Float[Array, "g n"], z: Float[Array, "n m"]
+) -> Float[Array, "n m"]:
+  """Scales the columns of z, group by group: one factor per group and row."""
+  groups = scale.shape[0]
+  if groups == 1:
+    return scale[0][:, None] * z
+  split = z.reshape(z.shape[0], groups, -1)
+  return (scale.T[:, :, None] * split).reshape(z.shape)
+
+
+def _combine(
+  shares: Float[Array, "g b t"], kernel: Array, u: Float[Array, "t m"]
+) -> Float[Array, "b m"]:
+  """`sum_i shares[t, i] kernel[t, i] u_i`, per group of u's columns."""
+  if shares.shape[0] == 1:
+    return matmul(shares[0] * kernel, u)
+  groups = shares.shape[0]
+  split = u.reshape(u.shape[0], groups, -1).transpose(1, 0, 2)
+  out = matmul(shares * kernel[None], split)
+  return out.transpose(1, 0, 2).reshape(kernel.shape[0], -1)
+
+
+def _shift(rows: Float[Array, "g b *rest"], first: float):
+  """Row t becomes row t - 1: what is there before token t's own write."""
+  start = jnp.full_like(rows[:, :1], first)
+  return jnp.concatenate([start, rows[:, :-1]], axis=1)

@@ -1,0 +1,60 @@
+"""Inner optimizers: how gradients of the window become a step of the weights.
+
+An optimizer is data here; `chunk.py` turns it into matrices over a chunk.
+Without momentum (`GradientDescent`) the step is the window's gradient itself;
+`Momentum` is Titans' rule (arXiv 2501.00663, Eq. 13-14) over the window;
+`Muon` orthogonalises the momentum (arXiv 2505.23735, Eq. 32-33).
+"""
+
+import dataclasses
+
+from atlas_jax.errors import UserError
+
+# Keller Jordan's quintic Newton-Schulz coefficients.
+JORDAN = ((3.4445, -4.7750, 2.0315),)
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientDescent:
+  """`W_t = alpha_t W_{t-1} - eta_t sum_i gamma_i g_i` (OmegaNet)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Momentum:
+  """`S_t = theta_t S_{t-1} + eta_t sum_i gamma_i g_i`, `W_t = alpha_t W - S_t`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Muon:
+  """`S_t = theta_t S + sum_i gamma_i g_i`, step `eta NewtonSchulz(S_t)`.
+
+  Attributes:
+    every: tokens between two orthogonalised steps; momentum and decay move
+      every token. 1 is the paper, the chunk length is the fast mode. Must
+      divide the chunk.
+    steps: Newton-Schulz iterations.
+    coefficients: (a, b, c) triples, one per iteration; the last repeats.
+    epsilon: momenta shorter than this are not stretched to full length.
+    dtype: operand type of the Newton-Schulz products ("float32", "bfloat16" or
+      "float64"); None takes the state's. Accumulation and norm stay in the
+      state's type.
+  """
+
+  every: int = 16
+  steps: int = 5
+  coefficients: tuple[tuple[float, float, float], ...] = JORDAN
+  epsilon: float = 1e-3
+  dtype: str | None = None
+
+  def __post_init__(self):
+    if self.every < 1:
+      raise UserError(f"muon every {self.every}: use 1 or more tokens")
+    if self.steps < 1:
+      raise UserError(f"muon steps {self.steps}: use 1 or more")
+    if not self.epsilon > 0:
+      raise UserError(f"muon epsilon {self.epsilon}: use a positive number")
+    if not self.coefficients or any(len(c) != 3 for c in self.coefficients):
+      raise UserError("muon coefficients: give one or more (a, b, c) triples")
+
+
+Optimizer = GradientDescent | Momentum | Muon
