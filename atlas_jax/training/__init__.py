@@ -1,0 +1,1 @@
+"""Outer training: optimizer, sharded step, checkpoints, the loop."""

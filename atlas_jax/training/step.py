@@ -1,0 +1,188 @@
+"""One optimizer step and one evaluation step, as pure functions.
+
+Both are written for one device; `atlas_jax.training.program` compiles them
+with shardings, which changes no result.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from atlas_jax.training.nonfinite import nonfinite_gradients
+
+Batch = Mapping[str, Any]
+"""Arrays [B, T]: `tokens`, `targets`, `segment_ids` int32; `weights` float32,
+1 where a target counts; `bytes` float32, the bytes that a target stands for."""
+
+# Called as apply(params, batch): logits [B, T, vocab] and scalar metrics.
+Apply = Callable[[Any, Batch], tuple[Array, Mapping[str, Array]]]
+
+
+class TrainState(NamedTuple):
+  """What a step reads and writes, and a checkpoint holds.
+
+  Attributes:
+    step: Optimizer steps taken.
+    halted: True after a step with a non-finite loss or gradient; from then on
+      steps change nothing, so that the weights before the failure remain even
+      though later steps were already dispatched.
+    params: The parameters, float32.
+    opt_state: The optimizer's state.
+  """
+
+  step: Int[Array, ""]
+  halted: Bool[Array, ""]
+  params: Any
+  opt_state: Any
+
+
+class Report(NamedTuple):
+  """What a training step says about itself.
+
+  Attributes:
+    metrics: float32 scalars by name.
+    finite: Whether loss, gradient and update were finite.
+    nonfinite: Per parameter path, whether its gradient was non-finite: one
+      value, or one per layer for parameters stacked over layers.
+  """
+
+  metrics: dict[str, Float[Array, ""]]
+  finite: Bool[Array, ""]
+  nonfinite: dict[str, Bool[Array, "..."]]
+
+
+def new_state(
+  params: Any, optimizer: optax.GradientTransformation
+) -> TrainState:
+  """Returns the state before the first step."""
+  return TrainState(
+    step=jnp.zeros((), jnp.int32),
+    halted=jnp.zeros((), bool),
+    params=params,
+    opt_state=optimizer.init(params),
+  )
+
+
+def train_step(
+  state: TrainState,
+  batch: Batch,
+  *,
+  apply: Apply,
+  optimizer: optax.GradientTransformation,
+  schedule: optax.Schedule,
+  accumulate: int = 1,
+) -> tuple[TrainState, Report]:
+  """Takes one optimizer step on the mean loss of a batch's target tokens.
+
+  Args:
+    state: The state before the step.
+    batch: See `Batch`; B must be a multiple of `accumulate`.
+    apply: The model.
+    optimizer: As made by `atlas_jax.training.optimizer`.
+    schedule: The learning rate by step, for the metrics only.
+    accumulate: Number of microbatches over which the gradient is summed. Each
+      weighs as much as it has target tokens, so that the result is that of
+      one large batch up to rounding.
+
+  Returns:
+    The state after the step (the same but for `halted` if anything was not
+    finite, or if `state.halted`), and the step's report.
+  """
+  grads, metrics = _gradients(apply, state.params, batch, accumulate)
+  # optax multiplies its int32 counter with floats.
+  with jax.numpy_dtype_promotion("standard"):
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    rate = jnp.asarray(schedule(state.step), jnp.float32)
+  params = optax.apply_updates(state.params, updates)
+
+  metrics["grad_norm"] = optax.tree.norm(grads)
+  metrics["param_norm"] = optax.tree.norm(state.params)
+  count = sum(leaf.size for leaf in jax.tree.leaves(updates))
+  metrics["update_rms"] = optax.tree.norm(updates) / math.sqrt(count)
+  metrics["learning_rate"] = rate
+  finite = jnp.all(
+    jnp.isfinite(
+      jnp.stack([metrics[k] for k in ("loss", "grad_norm", "update_rms")])
+    )
+  )
+  taken = finite & ~state.halted
+  new = TrainState(state.step + 1, state.halted, params, opt_state)
+  new = jax.tree.map(lambda a, b: jnp.where(taken, a, b), new, state)
+  new = new._replace(halted=~taken)
+  return new, Report(metrics, finite, nonfinite_gradients(grads))
+
+
+def eval_step(
+  params: Any, batch: Batch, *, apply: Apply
+) -> dict[str, Float[Array, ""]]:
+  """Returns sums over a batch: `nats`, `tokens` (targets) and `bytes`."""
+  logits, _ = apply(params, batch)
+  return {
+    "nats": jnp.sum(token_losses(logits, batch)),
+    "tokens": jnp.sum(batch["weights"]),
+    "bytes": jnp.sum(batch["bytes"]),
+  }
+
+
+def token_losses(
+  logits: Float[Array, "B T vocab"], batch: Batch
+) -> Float[Array, "B T"]:
+  """Returns each target's cross-entropy in nats times its weight, float32."""
+  losses = optax.softmax_cross_entropy_with_integer_labels(
+    logits.astype(jnp.float32), batch["targets"]
+  )
+  return losses * batch["weights"]
+
+
+def bits_per_byte(nats: Any, count: Any) -> Any:
+  """Turns a sum of nats over text of `count` bytes into bits per byte."""
+  return nats / (count * math.log(2))
+
+
+def _gradients(
+  apply: Apply, params: Any, batch: Batch, accumulate: int
+) -> tuple[Any, dict[str, Array]]:
+  """Returns the gradient of the mean loss, and metrics of the batch."""
+  # A batch without a single target has loss 0, not 0 / 0.
+  tokens = jnp.maximum(jnp.sum(batch["weights"]), 1.0)
+  bytes_ = jnp.maximum(jnp.sum(batch["bytes"]), 1.0)
+
+  def loss_and_metrics(params: Any, micro: Batch):
+    logits, extra = apply(params, micro)
+    loss = jnp.sum(token_losses(logits, micro)) / tokens
+    share = jnp.sum(micro["weights"]) / tokens
+    extra = {k: v.astype(jnp.float32) * share for k, v in extra.items()}
+    return loss, {"loss": loss, **extra}
+
+  grad = jax.grad(loss_and_metrics, has_aux=True)
+  if accumulate == 1:
+    grads, metrics = grad(params, batch)
+  else:
+    micros = jax.tree.map(lambda x: _split(x, accumulate), dict(batch))
+    first = jax.tree.map(lambda x: x[0], micros)
+    zeros = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype),
+      jax.eval_shape(grad, params, first),
+    )
+
+    def add(total: Any, micro: Batch):
+      return jax.tree.map(jnp.add, total, grad(params, micro)), None
+
+    (grads, metrics), _ = jax.lax.scan(add, zeros, micros)
+  metrics = dict(metrics)
+  metrics["bits_per_byte"] = bits_per_byte(metrics["loss"] * tokens, bytes_)
+  return grads, metrics
+
+
+def _split(x: Array, parts: int) -> Array:
+  """[B, ...] -> [parts, B / parts, ...], each part taking every parts-th row.
+
+  With rows split over devices, every device then finds all its rows of every
+  part at home; cutting the batch into runs of rows would move them all.
+  """
+  return jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0)

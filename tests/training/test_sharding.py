@@ -1,0 +1,134 @@
+"""A step on eight devices is the step on one."""
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+import standin
+from jax.sharding import PartitionSpec
+
+from atlas_jax.errors import UserError
+from atlas_jax.training import sharding
+from atlas_jax.training.config import TrainConfig
+from atlas_jax.training.optimizer import make_optimizer
+from atlas_jax.training.program import make_program
+
+TABLE = (
+  (r"mixer$", ("model", "other")),
+  (r"embedding$", ("vocab", "model")),
+  (r"scale$", ()),
+)
+
+
+def one_step(data, fsdp, **changes):
+  config = standin.small_config(train__clip=0.0, **changes)
+  mesh = sharding.make_mesh(data, fsdp, jax.devices()[: data * fsdp])
+  program = make_program(standin.make(config).build, config.train, mesh)
+  state = program.init()
+  batch = program.place(standin.some_batch(16))
+  return program.train_step(state, batch)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("shape", [(8, 1), (1, 8), (2, 4), (4, 2)])
+def test_meshes_agree_with_one_device(shape, accumulate):
+  changes = {"train__batch": 16, "train__accumulate": accumulate}
+  alone, expected = one_step(1, 1, **changes)
+  state, report = one_step(*shape, **changes)
+  chex.assert_trees_all_close(
+    jax.device_get(report.metrics),
+    jax.device_get(expected.metrics),
+    rtol=1e-5,
+    atol=1e-5,
+  )
+  # After one step without clipping the first moment is the gradient / 10.
+  chex.assert_trees_all_close(
+    jax.device_get(optax.tree.get(state.opt_state, "mu")),
+    jax.device_get(optax.tree.get(alone.opt_state, "mu")),
+    rtol=1e-5,
+    atol=1e-6,
+  )
+  embedding = state.params["embed"]["embedding"]
+  assert embedding.sharding.spec == PartitionSpec(None, "fsdp")
+  rows, width = embedding.sharding.shard_shape(embedding.shape)
+  assert (rows, width * shape[1]) == embedding.shape
+
+
+def test_first_weights_do_not_depend_on_the_mesh():
+  config = standin.small_config()
+  build = standin.make(config).build
+  first = [
+    make_program(
+      build,
+      config.train,
+      sharding.make_mesh(data, fsdp, jax.devices()[: data * fsdp]),
+    ).init()
+    for data, fsdp in ((1, 1), (2, 4))
+  ]
+  chex.assert_trees_all_close(*map(jax.device_get, first), atol=1e-6)
+
+
+def test_optimizer_state_lies_like_its_parameters():
+  mesh = sharding.make_mesh(2, 4)
+  params = {"embedding": jax.ShapeDtypeStruct((12, 8), np.float32)}
+  optimizer = make_optimizer(TrainConfig())
+  shapes = jax.eval_shape(optimizer.init, params)
+  placed = sharding.optimizer_shardings(
+    optimizer, shapes, sharding.parameter_shardings(params, mesh)
+  )
+  for moment in ("mu", "nu"):
+    spec = optax.tree.get(placed, moment)["embedding"].spec
+    assert spec == PartitionSpec(None, "fsdp")
+  counts = optax.tree.get_all_with_path(placed, "count")
+  assert counts
+  assert all(leaf.spec == PartitionSpec() for _, leaf in counts)
+
+
+def test_fsdp_divides_the_memory_of_a_state():
+  config = standin.small_config()
+  build = standin.make(config).build
+  alone, split = (
+    make_program(build, config.train, sharding.make_mesh(d, f)).abstract
+    for d, f in ((8, 1), (1, 8))
+  )
+  embedding = alone.params["embed"]
+  assert sharding.bytes_per_device(embedding) == 8 * sharding.bytes_per_device(
+    split.params["embed"]
+  )
+
+
+@pytest.mark.parametrize(
+  ("name", "shape", "spec"),
+  [
+    ("embed/embedding", (12, 8), PartitionSpec(None, "fsdp")),
+    ("mixer", (8, 3), PartitionSpec("fsdp", None)),
+    ("blocks/mixer", (2, 8, 3), PartitionSpec(None, "fsdp", None)),
+    ("blocks/scale", (2, 8), PartitionSpec(None, None)),
+    ("embed/embedding", (12, 6), PartitionSpec(None, None)),
+  ],
+)
+def test_table_gives_the_axes(name, shape, spec):
+  mesh = sharding.make_mesh(2, 4)
+  given = sharding.parameter_spec(name, shape, mesh, table=TABLE)
+  assert given == spec
+
+
+def test_axis_that_does_not_divide_stays_whole_and_is_logged(caplog):
+  mesh = sharding.make_mesh(2, 4)
+  with caplog.at_level("INFO", logger="absl"):
+    sharding.parameter_spec("embedding", (12, 6), mesh, table=TABLE)
+  assert "embedding: axis model of length 6 stays whole on 4" in caplog.text
+
+
+def test_table_that_does_not_fit_fails_loudly():
+  mesh = sharding.make_mesh(2, 4)
+  with pytest.raises(ValueError, match=r"no row .* unknown"):
+    sharding.parameter_spec("unknown", (2,), mesh, table=TABLE)
+  with pytest.raises(ValueError, match="embedding has axes"):
+    sharding.parameter_spec("embedding", (2,), mesh, table=TABLE)
+
+
+def test_mesh_that_is_not_the_devices_is_refused():
+  with pytest.raises(UserError, match="needs 6 devices, there are 8"):
+    sharding.make_mesh(2, 3)
