@@ -1,0 +1,27 @@
+"""The paper's 1.3B: 18 blocks of width 2048, 100 billion tokens.
+
+Presets: `atlas_1b3`, and with other memories `atlas_pp_1b3`,
+`omeganet_1b3`, `titans_1b3`.
+
+Expected result: not yet run.
+Time and hardware: not yet run; meant for a slice of TPUs.
+Command:
+  python -m experiments.train --config=atlas_1b3 --workdir=DIR \\
+    --data.path=TEXT --data.tokenizer=TOKENIZER.model --mesh.fsdp=DEVICES
+
+A memory sees keys of width 256 per head: narrowed to 16 and lifted to the
+153 monomials of degree 2 (titans: as they are). Sizes, with a vocabulary of
+32,000:
+
+SIZES
+"""
+
+from atlas_jax.training.config import ExperimentConfig
+from experiments.configs.paper import paper_size
+
+
+def get(mixer: str = "atlas") -> ExperimentConfig:
+  """Returns the preset with the memory of this name in every block."""
+  return paper_size(
+    mixer, layers=18, dim=2048, heads=8, learning_rate=7e-4, tokens=100e9
+  )

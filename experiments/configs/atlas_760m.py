@@ -1,0 +1,27 @@
+"""The paper's 760M: 24 blocks of width 1536, 30 billion tokens.
+
+Presets: `atlas_760m`, and with other memories `atlas_pp_760m`,
+`omeganet_760m`, `titans_760m`.
+
+Expected result: not yet run.
+Time and hardware: not yet run; meant for a slice of TPUs.
+Command:
+  python -m experiments.train --config=atlas_760m --workdir=DIR \\
+    --data.path=TEXT --data.tokenizer=TOKENIZER.model --mesh.fsdp=DEVICES
+
+A memory sees keys of width 96 per head: narrowed to 16 and lifted to the
+153 monomials of degree 2 (titans: as they are). Sizes, with a vocabulary of
+32,000:
+
+SIZES
+"""
+
+from atlas_jax.training.config import ExperimentConfig
+from experiments.configs.paper import paper_size
+
+
+def get(mixer: str = "atlas") -> ExperimentConfig:
+  """Returns the preset with the memory of this name in every block."""
+  return paper_size(
+    mixer, layers=24, dim=1536, heads=16, learning_rate=1.25e-3, tokens=30e9
+  )
