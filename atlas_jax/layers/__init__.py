@@ -1,1 +1,34 @@
-"""Flax NNX layers around the memory."""
+"""Flax NNX layers around the memory, for any model.
+
+Use them under jax's own transformations; `nnx.split` and `nnx.merge` give and
+take the parameters as a tree.
+"""
+
+from atlas_jax.layers.arrangement import Arrangement, arrange
+from atlas_jax.layers.block import Block
+from atlas_jax.layers.convolution import Convolution
+from atlas_jax.layers.gates import MemoryGates
+from atlas_jax.layers.linear import Linear
+from atlas_jax.layers.memory_mixer import (
+  MemoryMixer,
+  MixerOutput,
+  MixerState,
+  Tails,
+)
+from atlas_jax.layers.rms_norm import RMSNorm
+from atlas_jax.layers.swiglu import SwiGLU
+
+__all__ = [
+  "Arrangement",
+  "Block",
+  "Convolution",
+  "Linear",
+  "MemoryGates",
+  "MemoryMixer",
+  "MixerOutput",
+  "MixerState",
+  "RMSNorm",
+  "SwiGLU",
+  "Tails",
+  "arrange",
+]

@@ -1,0 +1,135 @@
+"""How the tokens of one call lie, worked out once and shared by all layers."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from atlas_jax import memory as am
+from atlas_jax.errors import UserError
+
+
+class Arrangement(NamedTuple):
+  """Where padding and documents are; None everywhere for plain rows.
+
+  Attributes:
+    compaction: Moves valid tokens to the front of their rows, or None.
+    layout: The memory's slots for compact tokens, or None.
+    segment_ids: Documents [B, T] that start at multiples of the chunk, 0 for
+      padding; then there is neither compaction nor layout.
+    history: How many tokens of its document precede each (arranged) token.
+    valid: Which arranged tokens are no padding.
+  """
+
+  compaction: am.layout.Compaction | None = None
+  layout: am.layout.Layout | None = None
+  segment_ids: Int[Array, "B T"] | None = None
+  history: Int[Array, "B T"] | None = None
+  valid: Bool[Array, "B T"] | None = None
+
+  def gather(self, x: Array) -> Array:
+    """Arranges x [B, T, ...]; what padding holds becomes 0."""
+    if self.compaction is not None:
+      return self.compaction.gather(x)
+    if self.valid is not None:
+      return self._zeroed(x)
+    return x
+
+  def scatter(self, y: Array) -> Array:
+    """Undoes `gather`; 0 at the places of padding."""
+    if self.compaction is not None:
+      return self.compaction.scatter(y)
+    if self.valid is not None:
+      return self._zeroed(y)
+    return y
+
+  @property
+  def lengths(self) -> Int[Array, "B"] | None:
+    """Valid tokens at the front of each row; None: all, or anywhere."""
+    return None if self.layout is None else self.layout.lengths
+
+  def _zeroed(self, x: Array) -> Array:
+    valid = self.valid.reshape(*self.valid.shape, *[1] * (x.ndim - 2))
+    return jnp.where(valid, x, jnp.zeros((), x.dtype))
+
+
+def arrange(
+  batch: int,
+  length: int,
+  chunk: int,
+  *,
+  count: Int[Array, "B"] | None = None,
+  mask: Bool[Array, "B T"] | None = None,
+  segment_ids: Int[Array, "B T"] | None = None,
+  max_segments: int | None = None,
+  aligned: bool = False,
+) -> Arrangement:
+  """Works out the arrangement of a call.
+
+  Args:
+    batch: B.
+    length: T.
+    chunk: Tokens per chunk of the memory.
+    count: Tokens in the unfinished chunk of the state that the call goes on
+      from; None: the call starts afresh.
+    mask: False marks padding, anywhere.
+    segment_ids: Documents of each row, 0 for padding. The first continues the
+      state, each further one starts afresh.
+    max_segments: Largest number of documents in a row; needed inside jit for
+      documents that are not aligned.
+    aligned: Promises that documents start at multiples of the chunk.
+
+  Raises:
+    UserError: A shape is wrong, arguments contradict each other, or there are
+      more documents than `max_segments`.
+  """
+  for name, given in (("mask", mask), ("segment_ids", segment_ids)):
+    if given is not None and given.shape != (batch, length):
+      raise UserError(f"{name} {given.shape} must be {(batch, length)}")
+  if aligned:
+    if segment_ids is None:
+      raise UserError("aligned documents need segment_ids")
+    if count is not None or mask is not None:
+      raise UserError(
+        "aligned documents start afresh and mark padding by segment 0: give "
+        "neither a state nor a mask"
+      )
+    return Arrangement(
+      segment_ids=segment_ids,
+      history=_history(segment_ids),
+      valid=segment_ids > 0,
+    )
+  valid = am.layout.valid_mask(mask, segment_ids)
+  if valid is None and count is None:
+    return Arrangement()
+  compaction = None
+  if valid is not None:
+    compaction = am.layout.compact(valid)
+    if segment_ids is not None:
+      segment_ids = compaction.gather(segment_ids)
+  layout = am.layout.plan(
+    length,
+    chunk,
+    batch,
+    count=count,
+    lengths=None if compaction is None else compaction.lengths,
+    segment_ids=segment_ids,
+    max_segments=max_segments,
+  )
+  return Arrangement(
+    compaction=compaction,
+    layout=layout,
+    history=layout.history,
+    valid=None
+    if compaction is None
+    else jnp.arange(length, dtype=jnp.int32)[None] < layout.lengths[:, None],
+  )
+
+
+def _history(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
+  """How many tokens stand before each since its document began."""
+  index = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)[None]
+  begins = segment_ids != jnp.roll(segment_ids, 1, axis=1)
+  start = jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
+  return index - start

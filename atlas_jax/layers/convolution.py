@@ -1,0 +1,136 @@
+"""Short causal convolution over time, one filter per channel.
+
+A filter of few taps is a sum of shifted products: it needs no convolution
+primitive, and the same code serves a whole sequence, a continued one, packed
+documents and a single token.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from atlas_jax.layers.linear import normal
+
+
+class Convolution(nnx.Module):
+  """Depthwise causal convolution with a tail that continues a sequence.
+
+  `y_t = sum_j kernel[j] x_{t - j}`, where tap j is left out if its token
+  belongs to another document. The kernel starts as normal variables of
+  variance `scale^2 / taps`.
+
+  Args:
+    taps: Length of every filter, the current token included.
+    width: Number of channels.
+    scale: Factor on the starting weights.
+    param_dtype: Type of the kernel [taps, width].
+    rngs: Source of the starting weights.
+  """
+
+  def __init__(
+    self,
+    taps: int,
+    width: int,
+    *,
+    scale: float = 1.0,
+    param_dtype: DTypeLike = jnp.float32,
+    rngs: nnx.Rngs,
+  ):
+    self.kernel = nnx.Param(
+      normal(rngs.params(), (taps, width), scale / taps**0.5, param_dtype)
+    )
+
+  def __call__(
+    self,
+    x: Float[Array, "B T D"],
+    tail: Float[Array, "B N D"] | None = None,
+    *,
+    history: Int[Array, "B T"] | None = None,
+    lengths: Int[Array, "B"] | None = None,
+  ) -> tuple[Float[Array, "B T D"], Float[Array, "B N D"]]:
+    """Convolves and says what the next call has to know.
+
+    Args:
+      x: Inputs; rows may be shorter than T, see `lengths`.
+      tail: The last N = taps - 1 inputs before x, oldest first; None: zeros,
+        the beginning of a sequence.
+      history: For each token how many tokens of its document stand before it,
+        the tail's included; None: all that there are.
+      lengths: Valid tokens at the front of each row; None: all T.
+
+    Returns:
+      Outputs in x's type (sums in float32), and the tail after the last valid
+      token: the last inputs of its document, zeros where there are none.
+    """
+    kernel = self.kernel[...]
+    y = _convolve(x, tail, kernel, history)
+    if tail is None:
+      tail = init_tail(kernel.shape[0], x)
+    return y.astype(x.dtype), _next_tail(x, tail, history, lengths)
+
+
+def init_tail(taps: int, x: Array) -> Float[Array, "B N D"]:
+  """The tail [B, taps - 1, D] of a sequence that begins, for inputs like x."""
+  return jnp.zeros((x.shape[0], taps - 1, x.shape[-1]), x.dtype)
+
+
+def _convolve(
+  x: Float[Array, "B T D"],
+  tail: Float[Array, "B N D"] | None,
+  kernel: Float[Array, "W D"],
+  history: Int[Array, "B T"] | None,
+) -> Array:
+  """The outputs for x, at least float32."""
+  dtype = jnp.promote_types(x.dtype, jnp.float32)
+  wide = x.astype(dtype)
+  y = wide * kernel[0].astype(dtype)[None, None]
+  for j in range(1, kernel.shape[0]):
+    shifted = _shift(wide, tail, j)
+    if history is not None:
+      near = (history >= j)[..., None]
+      shifted = jnp.where(near, shifted, jnp.zeros((), dtype))
+    y = y + shifted * kernel[j].astype(dtype)[None, None]
+  return y
+
+
+def _shift(x: Array, tail: Array | None, j: int) -> Array:
+  """x moved j places later, with the tail's newest entries moving in."""
+  length = x.shape[1]
+  if tail is None:
+    # Slower by half as a slice of a concatenation, in the backward pass.
+    return jax.lax.pad(
+      x, jnp.zeros((), x.dtype), ((0, 0, 0), (j, -j, 0), (0, 0, 0))
+    )
+  before = tail[:, tail.shape[1] - j :].astype(x.dtype)
+  return jnp.concatenate([before, x], axis=1)[:, :length]
+
+
+def _next_tail(
+  x: Float[Array, "B T D"],
+  tail: Float[Array, "B N D"],
+  history: Int[Array, "B T"] | None,
+  lengths: Int[Array, "B"] | None,
+) -> Float[Array, "B N D"]:
+  """The last N inputs up to the last valid token, of its document only."""
+  size, length = tail.shape[1], x.shape[1]
+  joined = jnp.concatenate([tail.astype(x.dtype), x], axis=1)
+  if lengths is None:
+    last = joined[:, length:]
+    newest = None if history is None else history[:, -1:]
+  else:
+    index = lengths[:, None] + jnp.arange(size, dtype=lengths.dtype)[None]
+    last = jnp.take_along_axis(joined, index[..., None], axis=1)
+    newest = None
+    if history is not None:
+      at = jnp.maximum(lengths - 1, 0)[:, None]
+      newest = jnp.take_along_axis(history, at, axis=1)
+      # A row without a new token keeps its tail.
+      newest = jnp.where(lengths[:, None] > 0, newest, size)
+  if newest is not None:
+    age = jnp.arange(size - 1, -1, -1, dtype=jnp.int32)[None]
+    last = jnp.where(
+      (newest >= age)[..., None], last, jnp.zeros((), last.dtype)
+    )
+  return last.astype(tail.dtype)

@@ -1,0 +1,172 @@
+"""Gates of a memory from the layer's input, per head.
+
+All gates are functions of x_t alone, affine in it up to one squashing, and
+computed in float32 whatever the type of activations. Before training they do
+not depend on x: their matrices start at zero and their biases at the values
+asked for.
+
+A memory that is to hold a fact among thousands of tokens must be able to keep
+all of it and to write nothing, exactly. A sigmoid gets there only at infinity:
+one that starts at 0.9975 keeps 1e-9 of a fact after 8,000 tokens. The decay and
+the rate therefore use a sigmoid stretched by `EDGE` beyond the end that has to
+be reached, and clipped there. The slope at the clip is that of the sigmoid
+without the clip, so that a closed gate can open again.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from atlas_jax import memory as am
+
+# How far the stretched sigmoid overshoots. Also the order of the smallest
+# values that a gate can hold steadily besides exactly 0: three decades.
+EDGE = 1e-3
+
+# Window weights before training: the current token's, and every older one's.
+WINDOW_LOGITS = (2.0, 0.0)
+
+
+class MemoryGates(nnx.Module):
+  """The four gates of every token and head.
+
+  - decay: `alpha = min(1, (1 + EDGE) sigmoid(z))`, exactly 1 for z >= 6.9;
+    given as its log, computed as `log_sigmoid`, never above 0;
+  - momentum: `theta = sigmoid(z)`, given as its log;
+  - rate: `eta = rate_max max(0, (1 + EDGE) sigmoid(z) - EDGE)`, exactly 0 for
+    z <= -6.9;
+  - window: `gamma = sigmoid(z)`, one for each of the `memory.window` latest
+    tokens.
+
+  A memory without momentum has no momentum gate, one without retention no
+  decay. With a window of 1 the rate already weighs the only gradient, and
+  gamma is 1; only Muon, whose rate stands outside, keeps it.
+
+  Args:
+    dim: Width of x.
+    heads: Number of memories.
+    memory: The memory, which says what gates there are.
+    decay_start: alpha before training, below 1.
+    momentum_start: theta before training.
+    rate_max: Largest eta; None: `default_rate(memory)`.
+    rate_start: eta before training, as a share of `rate_max`.
+    param_dtype: Type of the parameters.
+  """
+
+  def __init__(
+    self,
+    dim: int,
+    heads: int,
+    memory: am.Memory,
+    *,
+    decay_start: float = 0.99,
+    momentum_start: float = 0.9,
+    rate_max: float | None = None,
+    rate_start: float = 0.1,
+    param_dtype: DTypeLike = jnp.float32,
+  ):
+    self.memory = memory
+    self.heads = heads
+    self.rate_max = default_rate(memory) if rate_max is None else rate_max
+
+    def affine(outputs: int, *starts: float) -> _Affine:
+      return _Affine(dim, heads, outputs, starts, param_dtype)
+
+    groups = memory.retention.groups
+    if groups:
+      self.decay = affine(groups, logit(decay_start / (1 + EDGE)))
+    if memory.has_momentum:
+      self.momentum = affine(1, logit(momentum_start))
+    self.rate = affine(1, logit((rate_start + EDGE) / (1 + EDGE)))
+    self.weighs_window = memory.window > 1 or memory.orthogonalises
+    if self.weighs_window:
+      self.window = affine(memory.window, *WINDOW_LOGITS)
+
+  def __call__(self, x: Float[Array, "B T D"]) -> am.Gates:
+    """Computes the gates of all tokens, at least float32.
+
+    Args:
+      x: The layer's input, of any float type; finite.
+
+    Returns:
+      Gates [B, T, H, ...].
+    """
+    x = x.astype(am.state_dtype(x.dtype))
+    leading = (*x.shape[:2], self.heads)
+    groups = self.memory.retention.groups
+    log_decay = jnp.zeros((*leading, 0), x.dtype)
+    if groups:
+      stretched = jax.nn.log_sigmoid(self.decay(x)) + math.log1p(EDGE)
+      log_decay = clip_through(stretched, highest=0.0)
+    log_momentum = jnp.zeros(leading, x.dtype)
+    if self.memory.has_momentum:
+      log_momentum = jax.nn.log_sigmoid(self.momentum(x))[..., 0]
+    stretched = (1 + EDGE) * jax.nn.sigmoid(self.rate(x))[..., 0] - EDGE
+    window = jnp.ones((*leading, self.memory.window), x.dtype)
+    if self.weighs_window:
+      window = jax.nn.sigmoid(self.window(x))
+    return am.Gates(
+      log_decay=log_decay,
+      log_momentum=log_momentum,
+      rate=self.rate_max * clip_through(stretched, lowest=0.0),
+      window=window,
+    )
+
+
+def default_rate(memory: am.Memory) -> float:
+  """The largest step per token that suits a memory.
+
+  Muon's step has length 1 whatever the gradient, and a block's tokens add
+  their rates up: 0.1 a token. All others add up the window's gradients, which
+  before training weigh `0.88 + 0.5 (window - 1)` together; the rate is divided
+  by that, so that a window does not mean a larger step. One then lets a deep
+  memory write a fact in one go; the bound limits what is too much.
+  """
+  if memory.orthogonalises:
+    return 0.1
+  if memory.window == 1:
+    return 1.0
+  now, older = (1 / (1 + math.exp(-z)) for z in WINDOW_LOGITS)
+  return 1.0 / (now + older * (memory.window - 1))
+
+
+def logit(share: float) -> float:
+  """The z with `sigmoid(z) = share`."""
+  return math.log(share) - math.log1p(-share)
+
+
+def clip_through(
+  x: Array, lowest: float = -math.inf, highest: float = math.inf
+) -> Array:
+  """Clips x exactly, with the slope of no clip."""
+  return x + jax.lax.stop_gradient(jnp.clip(x, lowest, highest) - x)
+
+
+class _Affine(nnx.Module):
+  """`x kernel + bias` for every head, at the highest precision.
+
+  The last of `starts` is the bias of all outputs from its index on.
+  """
+
+  def __init__(
+    self,
+    dim: int,
+    heads: int,
+    outputs: int,
+    starts: tuple[float, ...],
+    param_dtype: DTypeLike,
+  ):
+    bias = [starts[min(i, len(starts) - 1)] for i in range(outputs)]
+    self.kernel = nnx.Param(jnp.zeros((dim, heads, outputs), param_dtype))
+    self.bias = nnx.Param(
+      jnp.broadcast_to(jnp.asarray(bias, param_dtype), (heads, outputs))
+    )
+
+  def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T H n"]:
+    kernel = self.kernel[...].astype(x.dtype)
+    z = jnp.einsum("btd,dhn->bthn", x, kernel, precision="highest")
+    return z + self.bias[...].astype(x.dtype)[None, None]

@@ -1,0 +1,51 @@
+"""A linear layer without bias."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+
+class Linear(nnx.Module):
+  """`y = x kernel` in the type of activations.
+
+  The kernel starts as a normal variable of variance `scale^2 / inputs`, so
+  that at scale 1 outputs are as large as inputs.
+
+  Args:
+    inputs: Width of x.
+    outputs: Width of y.
+    scale: Factor on the starting weights.
+    dtype: Type in which the product is computed and returned.
+    param_dtype: Type of the kernel.
+    rngs: Source of the starting weights.
+  """
+
+  def __init__(
+    self,
+    inputs: int,
+    outputs: int,
+    *,
+    scale: float = 1.0,
+    dtype: DTypeLike = jnp.float32,
+    param_dtype: DTypeLike = jnp.float32,
+    rngs: nnx.Rngs,
+  ):
+    self.dtype = jnp.dtype(dtype)
+    self.kernel = nnx.Param(
+      normal(rngs.params(), (inputs, outputs), scale / inputs**0.5, param_dtype)
+    )
+
+  def __call__(
+    self, x: Float[Array, "*batch inputs"]
+  ) -> Float[Array, "*batch outputs"]:
+    """Multiplies the last axis of x by the kernel."""
+    return jnp.dot(x.astype(self.dtype), self.kernel[...].astype(self.dtype))
+
+
+def normal(
+  key: Array, shape: tuple[int, ...], scale: float, dtype: DTypeLike
+) -> Array:
+  """Normal variables of standard deviation `scale`, drawn in float32."""
+  return (scale * jax.random.normal(key, shape, jnp.float32)).astype(dtype)

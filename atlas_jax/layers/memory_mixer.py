@@ -1,0 +1,356 @@
+"""The sequence mixer: a test-time memory between projections.
+
+`x -> q, k, v -> convolution, SiLU -> q, k to unit length -> memory -> RMSNorm
+per head -> times SiLU(x gate) -> output`, with the memory's gates computed from
+x (arXiv 2505.23735, section 5.1 and figure 3; norm and output gate as in its
+sister papers, arXiv 2504.13173 section 5.4).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from atlas_jax import memory as am
+from atlas_jax.errors import UserError
+from atlas_jax.layers.arrangement import Arrangement, arrange
+from atlas_jax.layers.convolution import Convolution
+from atlas_jax.layers.gates import MemoryGates
+from atlas_jax.layers.linear import Linear
+from atlas_jax.layers.rms_norm import RMSNorm
+from atlas_jax.memory.numerics import unit
+
+
+class Tails(NamedTuple):
+  """The last inputs of the three convolutions, oldest first."""
+
+  query: Float[Array, "B N D"]
+  key: Float[Array, "B N D"]
+  value: Float[Array, "B N D"]
+
+
+class MixerState(NamedTuple):
+  """What later tokens need, at constant size; rows are independent."""
+
+  memory: am.MemoryState
+  tails: Tails
+
+
+class MixerOutput(NamedTuple):
+  """What a mixer gives.
+
+  Attributes:
+    y: Outputs in x's type; 0 at padding.
+    state: The state after the last token; None for aligned documents.
+    metrics: float32 scalars, means over valid tokens and heads: `inner_loss`
+      (how much tokens surprised the memory); `gate_decay` (alpha),
+      `gate_momentum` (theta), `gate_rate` (eta) and `gate_window` (gamma,
+      summed over the window), as far as the memory has them; `memory_norm`
+      (of the weights after the last whole chunk, where a state is returned).
+  """
+
+  y: Array
+  state: MixerState | None
+  metrics: dict[str, Float[Array, ""]]
+
+
+class MemoryMixer(nnx.Module):
+  """A layer that mixes tokens through a memory which learns as it reads.
+
+  Args:
+    dim: Width of x; `heads` must divide it.
+    heads: Memories side by side, each of width dim / heads.
+    memory: Which memory.
+    conv_width: Taps of the convolutions, the current token included.
+    decay_start, momentum_start, rate_max, rate_start: See `MemoryGates`.
+    qk_epsilon: Length below which q and k are not stretched to length 1.
+    norm_epsilon: Of the RMSNorm of read-outs.
+    scale: Factor on all starting weights of projections and convolutions.
+    output_scale: Further factor on those of the output projection.
+    dtype: Type of activations. Gates, norms and the memory are at least
+      float32.
+    param_dtype: Type of the parameters.
+    implementation: "auto", "reference" or "xla", see `atlas_jax.memory.apply`.
+    form: "dual" or "associative", likewise.
+    rngs: Source of the starting weights.
+
+  Raises:
+    UserError: Heads that do not divide dim, or a memory that does not fit.
+  """
+
+  def __init__(
+    self,
+    dim: int,
+    heads: int,
+    memory: am.Memory | None = None,
+    *,
+    conv_width: int = 4,
+    decay_start: float = 0.99,
+    momentum_start: float = 0.9,
+    rate_max: float | None = None,
+    rate_start: float = 0.1,
+    qk_epsilon: float = 1e-6,
+    norm_epsilon: float = 1e-6,
+    scale: float = 1.0,
+    output_scale: float = 1.0,
+    dtype: DTypeLike = jnp.float32,
+    param_dtype: DTypeLike = jnp.float32,
+    implementation: str = "auto",
+    form: str = "dual",
+    rngs: nnx.Rngs,
+  ):
+    if heads < 1 or dim % heads:
+      raise UserError(f"{heads} heads do not divide the width {dim}")
+    width = dim // heads
+    self.heads = heads
+    self.definition = memory or am.Memory()
+    self.qk_epsilon = qk_epsilon
+    self.dtype = jnp.dtype(dtype)
+    self.implementation = implementation
+    self.form = form
+
+    def linear(scale: float) -> Linear:
+      return Linear(
+        dim,
+        dim,
+        scale=scale,
+        dtype=dtype,
+        param_dtype=param_dtype,
+        rngs=rngs,
+      )
+
+    def convolution() -> Convolution:
+      return Convolution(
+        conv_width, dim, scale=scale, param_dtype=param_dtype, rngs=rngs
+      )
+
+    self.query, self.key, self.value = (linear(scale) for _ in range(3))
+    self.query_convolution = convolution()
+    self.key_convolution = convolution()
+    self.value_convolution = convolution()
+    self.gates = MemoryGates(
+      dim,
+      heads,
+      self.definition,
+      decay_start=decay_start,
+      momentum_start=momentum_start,
+      rate_max=rate_max,
+      rate_start=rate_start,
+      param_dtype=param_dtype,
+    )
+    self.memory = _as_variables(
+      am.init_params(
+        rngs.params(),
+        self.definition,
+        heads=heads,
+        key_width=width,
+        value_width=width,
+        dtype=jnp.dtype(param_dtype),
+      )
+    )
+    self.norm = RMSNorm(
+      (heads, width), epsilon=norm_epsilon, param_dtype=param_dtype
+    )
+    self.output_gate = linear(scale)
+    self.output = linear(scale * output_scale)
+
+  def __call__(
+    self,
+    x: Float[Array, "B T D"],
+    *,
+    state: MixerState | None = None,
+    mask: Bool[Array, "B T"] | None = None,
+    segment_ids: Int[Array, "B T"] | None = None,
+    max_segments: int | None = None,
+    aligned: bool = False,
+    arrangement: Arrangement | None = None,
+  ) -> MixerOutput:
+    """Mixes a sequence, or the next part of one.
+
+    Args:
+      x: Inputs; any float type.
+      state: Where to go on; None is a fresh memory.
+      mask, segment_ids, max_segments, aligned: Padding and documents, see
+        `arrange`.
+      arrangement: The same, worked out once for many layers; x is then
+        arranged already, and y is.
+
+    Returns:
+      Outputs, the state after the last token, and metrics.
+
+    Raises:
+      UserError: Arguments that contradict each other.
+    """
+    if arrangement is not None:
+      return self._mix(x, state, arrangement)
+    arrangement = arrange(
+      *x.shape[:2],
+      self.definition.chunk,
+      count=None if state is None else state.memory.count,
+      mask=mask,
+      segment_ids=segment_ids,
+      max_segments=max_segments,
+      aligned=aligned,
+    )
+    out = self._mix(arrangement.gather(x), state, arrangement)
+    return out._replace(y=arrangement.scatter(out.y))
+
+  def step(
+    self, x: Float[Array, "B D"], state: MixerState
+  ) -> tuple[Float[Array, "B D"], MixerState]:
+    """Mixes one token per row at constant cost and memory.
+
+    Args:
+      x: Inputs; any float type.
+      state: The state before the token, from `init_state` or a call.
+
+    Returns:
+      Outputs, and the state after the token.
+    """
+    query, key, value, gates, tails = self._inputs(
+      x[:, None], state.tails, Arrangement()
+    )
+    now = jax.tree.map(lambda a: a[:, 0], (query, key, value, gates))
+    out = am.step(
+      self.definition,
+      self.memory_params(),
+      *now,
+      state.memory,
+      implementation=self.implementation,
+    )
+    y = self._outputs(out.y[:, None], x[:, None])[:, 0]
+    return y, MixerState(out.state, tails)
+
+  def init_state(self, batch: int) -> MixerState:
+    """The state of `batch` rows before their first token."""
+    dim = self.heads * self._width
+    taps = self.query_convolution.kernel.shape[0]
+    tail = jnp.zeros((batch, taps - 1, dim), self.dtype)
+    memory = am.init_state(self.definition, self.memory_params(), batch)
+    return MixerState(memory, Tails(tail, tail, tail))
+
+  def reset(self, state: MixerState, rows: Bool[Array, "B"]) -> MixerState:
+    """Makes the rows marked True fresh and leaves all others as they are."""
+    memory = am.reset(self.definition, self.memory_params(), state.memory, rows)
+    tails = jax.tree.map(
+      lambda tail: jnp.where(
+        rows[:, None, None], jnp.zeros((), tail.dtype), tail
+      ),
+      state.tails,
+    )
+    return MixerState(memory, tails)
+
+  def memory_params(self) -> dict[str, Any]:
+    """The memory's outer parameters, as `atlas_jax.memory.apply` takes them."""
+    # Flax drops empty branches: the identity map has no parameters.
+    return {"features": {}, **nnx.to_pure_dict(nnx.state(self.memory))}
+
+  @property
+  def _width(self) -> int:
+    return self.norm.scale.shape[-1]
+
+  def _mix(
+    self,
+    x: Float[Array, "B T D"],
+    state: MixerState | None,
+    arrangement: Arrangement,
+  ) -> MixerOutput:
+    """Mixes arranged tokens."""
+    tails = None if state is None else state.tails
+    query, key, value, gates, tails = self._inputs(x, tails, arrangement)
+    segment_ids = arrangement.segment_ids
+    out = am.apply(
+      self.definition,
+      self.memory_params(),
+      query,
+      key,
+      value,
+      gates,
+      None if state is None else state.memory,
+      segment_ids=segment_ids,
+      aligned=segment_ids is not None,
+      layout=arrangement.layout,
+      implementation=self.implementation,
+      form=self.form,
+    )
+    metrics = _metrics(self.definition, gates, out, arrangement.valid)
+    after = None if out.state is None else MixerState(out.state, tails)
+    return MixerOutput(self._outputs(out.y, x), after, metrics)
+
+  def _inputs(
+    self,
+    x: Float[Array, "B T D"],
+    tails: Tails | None,
+    arrangement: Arrangement,
+  ) -> tuple[Array, Array, Array, am.Gates, Tails]:
+    """Queries, keys and values [B, T, H, K], gates, and the next tails."""
+    new_tails = {}
+    arrays = {}
+    for name in Tails._fields:
+      projected = getattr(self, name)(x)
+      y, new_tails[name] = getattr(self, f"{name}_convolution")(
+        projected,
+        None if tails is None else getattr(tails, name),
+        history=arrangement.history,
+        lengths=arrangement.lengths,
+      )
+      y = jax.nn.silu(y).reshape(*x.shape[:2], self.heads, self._width)
+      if name != "value":
+        wide = y.astype(am.state_dtype(y.dtype))
+        y = unit(wide, epsilon=self.qk_epsilon).astype(y.dtype)
+      arrays[name] = y
+    return (*arrays.values(), self.gates(x), Tails(**new_tails))
+
+  def _outputs(
+    self, y: Float[Array, "B T H V"], x: Float[Array, "B T D"]
+  ) -> Float[Array, "B T D"]:
+    """Read-outs to outputs in x's type."""
+    y = self.norm(y).reshape(x.shape)
+    return self.output(y * jax.nn.silu(self.output_gate(x))).astype(x.dtype)
+
+
+def _as_variables(params: dict[str, Any]) -> nnx.Dict:
+  """A tree of arrays as a tree of parameters, without empty branches."""
+  return nnx.Dict(
+    {
+      name: _as_variables(value)
+      if isinstance(value, dict)
+      else nnx.Param(value)
+      for name, value in params.items()
+      if not isinstance(value, dict) or value
+    }
+  )
+
+
+def _metrics(
+  memory: am.Memory,
+  gates: am.Gates,
+  out: am.Output,
+  valid: Bool[Array, "B T"] | None,
+) -> dict[str, Float[Array, ""]]:
+  """See `MixerOutput`."""
+
+  def mean(x: Float[Array, "B T ..."]) -> Array:
+    x = jax.lax.stop_gradient(x).astype(jnp.float32)
+    if valid is None:
+      return jnp.mean(x)
+    kept = valid.reshape(*valid.shape, *[1] * (x.ndim - 2))
+    count = jnp.sum(valid, dtype=jnp.float32) * (x.size // valid.size)
+    return jnp.sum(jnp.where(kept, x, 0.0)) / jnp.maximum(count, 1.0)
+
+  metrics = {
+    "inner_loss": mean(out.inner_loss),
+    "gate_rate": mean(gates.rate),
+    "gate_window": mean(jnp.sum(gates.window, axis=-1)),
+  }
+  if memory.retention.groups:
+    metrics["gate_decay"] = mean(jnp.exp(gates.log_decay))
+  if memory.has_momentum:
+    metrics["gate_momentum"] = mean(jnp.exp(gates.log_momentum))
+  if out.state is not None:
+    norm = jax.lax.stop_gradient(am.norm(out.state))
+    metrics["memory_norm"] = jnp.mean(norm).astype(jnp.float32)
+  return metrics

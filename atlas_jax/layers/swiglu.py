@@ -1,0 +1,52 @@
+"""The gated feed-forward layer of Llama (arXiv 2002.05202)."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from atlas_jax.layers.linear import Linear
+
+
+class SwiGLU(nnx.Module):
+  """`y = (silu(x gate) * (x up)) down`, token by token.
+
+  Args:
+    dim: Width of x and y.
+    hidden: Width in between.
+    scale: Factor on all starting weights.
+    output_scale: Further factor on those of `down`.
+    dtype: Type of activations.
+    param_dtype: Type of the parameters.
+    rngs: Source of the starting weights.
+  """
+
+  def __init__(
+    self,
+    dim: int,
+    hidden: int,
+    *,
+    scale: float = 1.0,
+    output_scale: float = 1.0,
+    dtype: DTypeLike = jnp.float32,
+    param_dtype: DTypeLike = jnp.float32,
+    rngs: nnx.Rngs,
+  ):
+    def linear(inputs: int, outputs: int, scale: float) -> Linear:
+      return Linear(
+        inputs,
+        outputs,
+        scale=scale,
+        dtype=dtype,
+        param_dtype=param_dtype,
+        rngs=rngs,
+      )
+
+    self.gate = linear(dim, hidden, scale)
+    self.up = linear(dim, hidden, scale)
+    self.down = linear(hidden, dim, scale * output_scale)
+
+  def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+    """Applies the layer to the last axis."""
+    return self.down(jax.nn.silu(self.gate(x)) * self.up(x))

@@ -1,0 +1,29 @@
+"""Makes models from configurations."""
+
+from flax import nnx
+
+from atlas_jax.models.config import ModelConfig
+from atlas_jax.models.language_model import LanguageModel
+
+
+def build(config: ModelConfig, vocab: int, seed: int = 0) -> LanguageModel:
+  """Returns the model with its starting weights, a function of the seed.
+
+  Args:
+    config: Sizes and kinds.
+    vocab: Number of tokens.
+    seed: Seed of the starting weights.
+
+  Raises:
+    UserError: The configuration does not fit together.
+  """
+  return LanguageModel(config, vocab, rngs=nnx.Rngs(seed))
+
+
+def abstract(config: ModelConfig, vocab: int) -> LanguageModel:
+  """Returns the model with shapes and types in place of weights.
+
+  Raises:
+    UserError: The configuration does not fit together.
+  """
+  return nnx.eval_shape(lambda: build(config, vocab))
