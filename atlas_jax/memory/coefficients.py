@@ -72,7 +72,7 @@ def coefficients(
     weight_momentum = jnp.zeros_like(weight_start)
   weight = matmul(decay, momentum)
   if has_budget(memory):
-    scale = _budget(memory, shared, table, gate.rate, window, factor)
+    scale = _budget(memory, shared, table, gate.rate, window, seen, factor)
     momentum = momentum / scale[:, None]
     weight = weight / scale[None, :, None]
   else:
@@ -104,7 +104,7 @@ def momentum_rate(memory: Memory, gate: gates.Gates) -> Float[Array, "b"]:
   return gate.rate * (1.0 - jnp.exp(gate.log_momentum))
 
 
-def _budget(memory, shared, table, rate, window, factor) -> Float[Array, "b"]:
+def _budget(memory, shared, table, rate, window, seen, factor) -> Float[Array, "b"]:
   """The factor `max(1, s_t)` of every row, see `bounds`."""
   size, columns = window.shape
   curvature = memory.objective.curvature
@@ -133,9 +133,10 @@ def _budget(memory, shared, table, rate, window, factor) -> Float[Array, "b"]:
   )
   lower = gates.lower_triangle(size, rate.dtype)
   written = matmul(lower, rate[:, None] * window)
-  # Token t may see every column up to its own, which is column t + tail.
+  # Token t may see every filled column up to its own, which is t + tail.
   tail = columns - size
   row = jax.lax.broadcasted_iota(jnp.int32, (size, columns), 0)
   column = jax.lax.broadcasted_iota(jnp.int32, (size, columns), 1)
-  reach = (column <= row + tail).astype(rate.dtype)
+  reach = (column <= row + tail) & (column >= tail - seen)
+  reach = reach.astype(rate.dtype)
   return bounds.budget_scale(written, overlap, reach)

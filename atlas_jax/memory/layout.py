@@ -159,11 +159,13 @@ def plan(
     total = most + length + max_segments * (chunk - 1)
     # Length of every document, and the slot at which it starts.
     ones = jax.nn.one_hot(segment, max_segments, dtype=jnp.int32)
-    sizes = jnp.sum(ones * valid[..., None].astype(jnp.int32), axis=1)
+    sizes = jnp.sum(
+      ones * valid[..., None].astype(jnp.int32), axis=1, dtype=jnp.int32
+    )
     filled = sizes.at[:, 0].add(count)
     whole = -(-filled // chunk) * chunk
-    starts = jnp.cumsum(whole, axis=1) - whole
-    before = jnp.cumsum(sizes, axis=1) - sizes
+    starts = jnp.cumsum(whole, axis=1, dtype=jnp.int32) - whole
+    before = jnp.cumsum(sizes, axis=1, dtype=jnp.int32) - sizes
     start = jnp.take_along_axis(before, segment, axis=1)
     slot = jnp.take_along_axis(starts, segment, axis=1)
     first = segment == 0
