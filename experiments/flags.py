@@ -26,7 +26,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from atlas_jax import config as config_lib
 from atlas_jax.errors import UserError
@@ -144,6 +144,9 @@ def _parse(argv: list[str]) -> list[str]:
 
 
 def _guarded(main: Callable[[], Any], argv: list[str]) -> Any:
+  # absl raises the default to INFO, at which libraries tell of every file.
+  if not flags.FLAGS["verbosity"].present:
+    logging.set_verbosity(logging.WARNING)
   try:
     if len(argv) > 1:
       _fail(f"unexpected argument {argv[1]!r}; write --name=value")
