@@ -13,6 +13,8 @@ import logging
 import os
 import pathlib
 import sys
+import time
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -54,7 +56,7 @@ class Checkpoints:
 
   def __enter__(self) -> "Checkpoints":
     # Saving goes on in threads: their failures are told by the next call.
-    self._quiet.enter_context(_quiet())
+    self._quiet.enter_context(_quiet_logs())
     return self
 
   def __exit__(self, kind: Any, *_: Any) -> None:
@@ -220,7 +222,7 @@ def _verify(tree: Any, saved: Mapping[str, int]) -> None:
 @contextlib.contextmanager
 def _reading(checkpoint: pathlib.Path) -> Iterator[None]:
   reason = None
-  with _quiet():
+  with _mute():
     try:
       yield
     except UserError:
@@ -228,7 +230,9 @@ def _reading(checkpoint: pathlib.Path) -> Iterator[None]:
     except Exception as error:
       reason = _reason(error)
     if reason is not None:
-      # Tasks that failed beside the first complain when they are collected.
+      # Reads that failed beside the first complain in their threads, and
+      # once more when they are collected.
+      time.sleep(0.2)
       gc.collect()
   if reason is not None:
     raise UserError(
@@ -266,19 +270,29 @@ class _NoErrors(logging.Filter):
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-  """Drops what Orbax and its event loop log and print of a failure.
+def _quiet_logs() -> Iterator[None]:
+  """Drops what Orbax and its event loop log of a failure.
 
   It comes back as an exception, once, which is enough.
   """
   quiet = _NoErrors()
-  hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
   loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
   for logger in loggers:
     logger.addFilter(quiet)
   try:
     yield
   finally:
-    sys.unraisablehook = hook
     for logger in loggers:
       logger.removeFilter(quiet)
+
+
+@contextlib.contextmanager
+def _mute() -> Iterator[None]:
+  """Also drops warnings and what threads print of their exceptions."""
+  hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+  try:
+    with _quiet_logs(), warnings.catch_warnings():
+      warnings.simplefilter("ignore")
+      yield
+  finally:
+    sys.unraisablehook = hook

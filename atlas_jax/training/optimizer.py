@@ -17,9 +17,7 @@ from atlas_jax.training.paths import is_stacked, path_name
 # memory's learned start weights are among them: they are the state in which
 # the inner descent begins, its own retention gate already decays them, and a
 # start pulled to zero is a saddle of a deep memory.
-_NEVER_DECAYED = re.compile(
-  r"(^|/)(bias|scale|gates?|coefficients?|memory|initial|start)(/|$)"
-)
+_NEVER_DECAYED = re.compile(r"(^|/)(bias|scale|gates|memory)(/|$)")
 
 
 def schedule(config: TrainConfig) -> optax.Schedule:

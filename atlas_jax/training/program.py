@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
+from atlas_jax import models
 from atlas_jax.training import sharding, step
 from atlas_jax.training.config import TrainConfig
 from atlas_jax.training.optimizer import make_optimizer, schedule
@@ -50,9 +51,10 @@ def make_program(
 
   Args:
     build: Makes the model with its first weights. Called under a trace, so
-      that no array is ever made unsharded. The model is called as
-      `model(tokens, segment_ids=..., aligned=True)` and returns an object
-      with `logits` and `metrics`; all its variables must be nnx.Param.
+      that no array is ever made unsharded. Of the model are used
+      `hidden(tokens, segment_ids=..., aligned=True)`, `logits(hidden)` and
+      `vocab`, as of `models.LanguageModel`; all its variables must be
+      nnx.Param.
     config: The optimizer and the accumulation.
     mesh: The devices, as of `sharding.make_mesh`.
   """
@@ -62,12 +64,12 @@ def make_program(
   def init() -> step.TrainState:
     return step.new_state(split_model(build())[1], optimizer)
 
-  def apply(params: Any, batch: step.Batch):
+  def losses(params: Any, batch: step.Batch):
     model = nnx.merge(graph, params)
-    output = model(
+    out = model.hidden(
       batch["tokens"], segment_ids=batch["segment_ids"], aligned=True
     )
-    return output.logits, output.metrics
+    return models.token_losses(model, out.hidden, batch["targets"]), out.metrics
 
   shapes = jax.eval_shape(init)
   replicated = NamedSharding(mesh, sharding.REPLICATED)
@@ -86,7 +88,7 @@ def make_program(
     train_step=jax.jit(
       partial(
         step.train_step,
-        apply=apply,
+        losses=losses,
         optimizer=optimizer,
         schedule=schedule(config),
         accumulate=config.accumulate,
@@ -96,7 +98,7 @@ def make_program(
       donate_argnums=0,
     ),
     eval_step=jax.jit(
-      partial(step.eval_step, apply=apply),
+      partial(step.eval_step, losses=losses),
       in_shardings=(params, rows),
       out_shardings=replicated,
     ),

@@ -23,14 +23,22 @@ Axes = tuple[str | None, ...]
 
 # Ordered: the first pattern found in a parameter's path names its logical
 # axes. The axis of layers of stacked parameters is not listed; it stays whole,
-# since the scan over layers slices it.
+# since the scan over layers slices it. () leaves every axis whole.
 PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
-  (r"embedding$", ("vocab", "model")),
-  (r".*", ()),
+  (r"(^|/)embedding$", ("vocab", "model")),
+  (r"^head/kernel$", ("model", "vocab")),
+  (r"mixer/(query|key|value|output_gate)/kernel$", ("model", "heads")),
+  (r"mixer/output/kernel$", ("heads", "model")),
+  (r"mixer/gates/\w+/kernel$", ("model", "heads", "gates")),
+  (r"mixer/memory/start/", ("heads", "memory", "features")),
+  (r"mlp/(gate|up)/kernel$", ("model", "hidden")),
+  (r"mlp/down/kernel$", ("hidden", "model")),
+  # Vectors, convolutions, coefficients and key maps are small.
+  (r"", ()),
 )
 
 # Where a logical axis lies. Axes that are absent stay whole.
-MESH_AXES: Mapping[str, str] = {"model": "fsdp"}
+MESH_AXES: Mapping[str, str] = {"model": "fsdp", "memory": "fsdp"}
 
 BATCH = PartitionSpec(("data", "fsdp"))
 REPLICATED = PartitionSpec()

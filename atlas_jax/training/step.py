@@ -19,8 +19,9 @@ Batch = Mapping[str, Any]
 """Arrays [B, T]: `tokens`, `targets`, `segment_ids` int32; `weights` float32,
 1 where a target counts; `bytes` float32, the bytes that a target stands for."""
 
-# Called as apply(params, batch): logits [B, T, vocab] and scalar metrics.
-Apply = Callable[[Any, Batch], tuple[Array, Mapping[str, Array]]]
+Losses = Callable[[Any, Batch], tuple[Array, Mapping[str, Array]]]
+"""Called as losses(params, batch): each target's cross-entropy in nats, [B, T]
+float32 and not weighted, and the model's scalar metrics."""
 
 
 class TrainState(NamedTuple):
@@ -72,7 +73,7 @@ def train_step(
   state: TrainState,
   batch: Batch,
   *,
-  apply: Apply,
+  losses: Losses,
   optimizer: optax.GradientTransformation,
   schedule: optax.Schedule,
   accumulate: int = 1,
@@ -82,7 +83,7 @@ def train_step(
   Args:
     state: The state before the step.
     batch: See `Batch`; B must be a multiple of `accumulate`.
-    apply: The model.
+    losses: The model.
     optimizer: As made by `atlas_jax.training.optimizer`.
     schedule: The learning rate by step, for the metrics only.
     accumulate: Number of microbatches over which the gradient is summed. Each
@@ -93,7 +94,7 @@ def train_step(
     The state after the step (the same but for `halted` if anything was not
     finite, or if `state.halted`), and the step's report.
   """
-  grads, metrics = _gradients(apply, state.params, batch, accumulate)
+  grads, metrics = _gradients(losses, state.params, batch, accumulate)
   # optax multiplies its int32 counter with floats.
   with jax.numpy_dtype_promotion("standard"):
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -118,25 +119,15 @@ def train_step(
 
 
 def eval_step(
-  params: Any, batch: Batch, *, apply: Apply
+  params: Any, batch: Batch, *, losses: Losses
 ) -> dict[str, Float[Array, ""]]:
   """Returns sums over a batch: `nats`, `tokens` (targets) and `bytes`."""
-  logits, _ = apply(params, batch)
+  nats, _ = losses(params, batch)
   return {
-    "nats": jnp.sum(token_losses(logits, batch)),
+    "nats": jnp.sum(nats * batch["weights"]),
     "tokens": jnp.sum(batch["weights"]),
     "bytes": jnp.sum(batch["bytes"]),
   }
-
-
-def token_losses(
-  logits: Float[Array, "B T vocab"], batch: Batch
-) -> Float[Array, "B T"]:
-  """Returns each target's cross-entropy in nats times its weight, float32."""
-  losses = optax.softmax_cross_entropy_with_integer_labels(
-    logits.astype(jnp.float32), batch["targets"]
-  )
-  return losses * batch["weights"]
 
 
 def bits_per_byte(nats: Any, count: Any) -> Any:
@@ -145,7 +136,7 @@ def bits_per_byte(nats: Any, count: Any) -> Any:
 
 
 def _gradients(
-  apply: Apply, params: Any, batch: Batch, accumulate: int
+  losses: Losses, params: Any, batch: Batch, accumulate: int
 ) -> tuple[Any, dict[str, Array]]:
   """Returns the gradient of the mean loss, and metrics of the batch."""
   # A batch without a single target has loss 0, not 0 / 0.
@@ -153,8 +144,8 @@ def _gradients(
   bytes_ = jnp.maximum(jnp.sum(batch["bytes"]), 1.0)
 
   def loss_and_metrics(params: Any, micro: Batch):
-    logits, extra = apply(params, micro)
-    loss = jnp.sum(token_losses(logits, micro)) / tokens
+    nats, extra = losses(params, micro)
+    loss = jnp.sum(nats * micro["weights"]) / tokens
     share = jnp.sum(micro["weights"]) / tokens
     extra = {k: v.astype(jnp.float32) * share for k, v in extra.items()}
     return loss, {"loss": loss, **extra}

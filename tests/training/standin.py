@@ -32,6 +32,8 @@ SMALL = {
   "train.steps": 12,
   "train.batch": 8,
   "train.warmup": 4,
+  # The program then does not depend on the number of steps.
+  "train.decay_steps": 12,
   "train.learning_rate": 0.01,
   "train.log_every": 1,
   "train.eval_every": 4,
@@ -40,11 +42,10 @@ SMALL = {
 }
 
 
-class Output(NamedTuple):
-  """What a call of the model returns."""
+class Hidden(NamedTuple):
+  """What the blocks return."""
 
-  logits: jax.Array
-  state: Any
+  hidden: jax.Array
   metrics: dict[str, jax.Array]
 
 
@@ -64,9 +65,16 @@ class Model(nnx.Module):
       scale=nnx.Param(jnp.ones((layers, dim))),
     )
 
-  def __call__(
-    self, tokens, *, state=None, mask=None, segment_ids=None, aligned=False
-  ):
+  @property
+  def vocab(self):
+    """The number of tokens."""
+    return TOKENIZER.vocab_size
+
+  def logits(self, hidden):
+    """Scores the next token."""
+    return hidden @ self.embed.embedding[...].T
+
+  def hidden(self, tokens, *, segment_ids, aligned):
     """Mixes each position with the mean of those before it."""
     assert aligned
     assert segment_ids is not None
@@ -86,7 +94,19 @@ class Model(nnx.Module):
       self.blocks.scale[...],
     )
     x, _ = jax.lax.scan(block, table[tokens], weights)
-    return Output(x @ table.T, state, {"hidden_norm": jnp.sqrt((x**2).mean())})
+    return Hidden(x, {"hidden_norm": jnp.sqrt((x**2).mean())})
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+  """Makes the model; equal values make equal models."""
+
+  seed: int = 0
+  dim: int = 16
+
+  def __call__(self) -> Model:
+    """Makes it."""
+    return Model(self.dim, rngs=nnx.Rngs(self.seed))
 
 
 class _Windows(grain.transforms.Map):
@@ -133,7 +153,7 @@ def make(config: ExperimentConfig) -> Task:
   """The task of the tiny model on the tiny data."""
   held = grain.MapDataset.range(1000, 1016).map(_Windows()).batch(8)
   return Task(
-    build=lambda: Model(rngs=nnx.Rngs(config.train.seed)),
+    build=Build(config.train.seed),
     batches=lambda: iter(batches(config).to_iter_dataset()),
     heldout=[with_bytes(x, TOKENIZER.byte_length) for x in held],
     tokenizer=TOKENIZER,

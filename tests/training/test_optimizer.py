@@ -5,8 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from atlas_jax import models
 from atlas_jax.training.config import TrainConfig
 from atlas_jax.training.optimizer import decay_mask, make_optimizer, schedule
+from atlas_jax.training.paths import path_name
+from atlas_jax.training.program import split_model
 
 
 def rate(config: TrainConfig, step: int) -> float:
@@ -38,28 +41,26 @@ def test_short_runs_have_a_finite_positive_rate(steps, warmup):
     assert 0 < rate(config, step) <= 1.0
 
 
-def test_only_matrices_decay_and_no_gate_or_start_of_memory():
-  shape = jnp.zeros
-  params = {
-    "embed": {"embedding": shape((5, 4))},
-    "final_norm": {"scale": shape((4,))},
-    "blocks": {
-      "mixer": {
-        "query": {"kernel": shape((3, 4, 4))},
-        "gates": {"kernel": shape((3, 4, 2)), "bias": shape((3, 2))},
-        "memory": {"start": {"in": shape((3, 2, 4, 4))}},
-        "coefficients": shape((3, 2, 3)),
-        "norm": {"scale": shape((3, 4))},
-      },
-    },
-  }
+@pytest.mark.parametrize("mixer", models.MIXERS)
+def test_only_matrices_decay_and_no_gate_or_memory(mixer):
+  config = models.ModelConfig(mixer=mixer, dim=32, layers=2, heads=2)
+  _, params = split_model(models.abstract(config, 257))
   mask = decay_mask(params)
   decayed = {
-    jax.tree_util.keystr(path, simple=True, separator="/")
+    path_name(path)
     for path, leaf in jax.tree_util.tree_flatten_with_path(mask)[0]
     if leaf
   }
-  assert decayed == {"embed/embedding", "blocks/mixer/query/kernel"}
+  kernels = {
+    f"blocks/mixer/{name}/kernel"
+    for name in ("query", "key", "value", "output", "output_gate")
+  }
+  kernels |= {
+    f"blocks/mixer/{name}_convolution/kernel"
+    for name in ("query", "key", "value")
+  }
+  kernels |= {f"blocks/mlp/{name}/kernel" for name in ("gate", "up", "down")}
+  assert decayed == kernels | {"embedding"}
 
 
 def test_weight_decay_shrinks_only_what_decays():

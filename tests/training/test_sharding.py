@@ -1,5 +1,8 @@
 """A step on eight devices is the step on one."""
 
+import functools
+import re
+
 import chex
 import jax
 import numpy as np
@@ -8,11 +11,14 @@ import pytest
 import standin
 from jax.sharding import PartitionSpec
 
+from atlas_jax import config as configs
+from atlas_jax import models
 from atlas_jax.errors import UserError
 from atlas_jax.training import sharding
 from atlas_jax.training.config import TrainConfig
 from atlas_jax.training.optimizer import make_optimizer
-from atlas_jax.training.program import make_program
+from atlas_jax.training.paths import is_stacked, path_name
+from atlas_jax.training.program import make_program, split_model
 
 TABLE = (
   (r"mixer$", ("model", "other")),
@@ -112,6 +118,43 @@ def test_table_gives_the_axes(name, shape, spec):
   mesh = sharding.make_mesh(2, 4)
   given = sharding.parameter_spec(name, shape, mesh, table=TABLE)
   assert given == spec
+
+
+def whole_and_split(config):
+  """Names of parameters with several axes that lie whole, and split."""
+  mesh = sharding.make_mesh(2, 4)
+  _, params = split_model(models.abstract(config, 257))
+  shardings = sharding.parameter_shardings(params, mesh)
+  whole, split = set(), set()
+  for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+    name = path_name(path)
+    spec = functools.reduce(dict.__getitem__, name.split("/"), shardings).spec
+    if leaf.ndim - is_stacked(name) >= 2:
+      (split if "fsdp" in spec else whole).add(name)
+  return whole, split
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"mixer": "atlas"},
+    {"mixer": "atlas_pp", "tie_embeddings": False},
+    {"mixer": "omeganet", "memory.depth": 3, "memory.bias": True},
+    {"mixer": "titans", "memory.network": "matrix"},
+  ],
+)
+def test_every_large_parameter_of_every_model_is_split(changes):
+  config = configs.replace(
+    models.ModelConfig(dim=32, layers=2, heads=2), changes
+  )
+  whole, split = whole_and_split(config)
+  assert {
+    name
+    for name in whole
+    if not re.search(r"norm|bias|convolution|memory/features", name)
+  } == set()
+  assert "embedding" in split
+  assert any("memory/start" in name for name in split)
 
 
 def test_axis_that_does_not_divide_stays_whole_and_is_logged(caplog):

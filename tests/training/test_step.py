@@ -60,10 +60,11 @@ def test_loss_is_the_mean_over_targets_and_ignores_the_others():
   assert float(other.metrics["loss"]) == float(report.metrics["loss"])
 
   graph, _ = split_model(standin.Model(rngs=nnx.Rngs(0)))
-  output = nnx.merge(graph, program.init().params)(
+  model = nnx.merge(graph, program.init().params)
+  out = model.hidden(
     batch["tokens"], segment_ids=batch["segment_ids"], aligned=True
   )
-  log = np.asarray(jax.nn.log_softmax(output.logits), np.float64)
+  log = np.asarray(jax.nn.log_softmax(model.logits(out.hidden)), np.float64)
   picked = np.take_along_axis(log, batch["targets"][..., None], -1)[..., 0]
   mean = -(picked * batch["weights"]).sum() / batch["weights"].sum()
   assert float(report.metrics["loss"]) == pytest.approx(mean, rel=1e-5)
