@@ -13,7 +13,12 @@ A memory sees keys of width 48 per head: narrowed to 16 and lifted to the
 153 monomials of degree 2 (titans: as they are). Sizes, with a vocabulary of
 32,000:
 
-SIZES
+| preset | parameters | start weights | state | carries, T = 4096 |
+|---|---|---|---|---|
+| `atlas_170m` | 127.0 M | 5.8% | 63.1 MiB | 301.5 MiB |
+| `omeganet_170m` | 126.8 M | 5.8% | 34.8 MiB | 150.8 MiB |
+| `titans_170m` | 120.7 M | 2.9% | 31.8 MiB | 144.0 MiB |
+| `atlas_pp_170m` | 132.6 M | 9.8% | 106.1 MiB | 531.0 MiB |
 """
 
 from atlas_jax.training.config import ExperimentConfig

@@ -13,7 +13,12 @@ A memory sees keys of width 256 per head: narrowed to 16 and lifted to the
 153 monomials of degree 2 (titans: as they are). Sizes, with a vocabulary of
 32,000:
 
-SIZES
+| preset | parameters | start weights | state | carries, T = 4096 |
+|---|---|---|---|---|
+| `atlas_1b3` | 1,118.3 M | 5.4% | 483.4 MiB | 1,636.0 MiB |
+| `omeganet_1b3` | 1,118.0 M | 5.4% | 253.3 MiB | 818.0 MiB |
+| `titans_1b3` | 1,128.7 M | 6.7% | 594.5 MiB | 2,048.0 MiB |
+| `atlas_pp_1b3` | 1,140.8 M | 7.3% | 655.5 MiB | 2,248.0 MiB |
 """
 
 from atlas_jax.training.config import ExperimentConfig
