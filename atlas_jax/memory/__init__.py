@@ -7,6 +7,7 @@ runs it over a sequence and `step` over one token.
 from atlas_jax.memory import layout
 from atlas_jax.memory.bounds import UNBOUNDED, Bound
 from atlas_jax.memory.config import Memory, init_params, state_dtype
+from atlas_jax.memory.decode import step, with_cache, without_cache
 from atlas_jax.memory.features import Identity, Polynomial
 from atlas_jax.memory.gates import Gates
 from atlas_jax.memory.networks import MLP, GatedMLP, Matrix
@@ -22,6 +23,7 @@ from atlas_jax.memory.state import MemoryState, init_state, norm, reset
 from atlas_jax.memory.stream import Output, apply
 
 __all__ = [
+  "L2",
   "MLP",
   "UNBOUNDED",
   "Bound",
@@ -32,7 +34,6 @@ __all__ = [
   "GradientDescent",
   "Huber",
   "Identity",
-  "L2",
   "Matrix",
   "Memory",
   "MemoryState",
@@ -50,4 +51,7 @@ __all__ = [
   "norm",
   "reset",
   "state_dtype",
+  "step",
+  "with_cache",
+  "without_cache",
 ]

@@ -82,28 +82,6 @@ def clip_scale(
   return limit / jnp.maximum(size, limit)
 
 
-def budget_overlap(
-  curvature: float,
-  kernels: list[Float[Array, "n t"]],
-  gains: tuple[list[Float[Array, "n"]], list[Float[Array, "t"]]],
-  clip: tuple[Float[Array, "n"], Float[Array, "t"]],
-) -> Float[Array, "n t"]:
-  """`G[i, j]`: how much a unit write at token i can move token j's error.
-
-  Args:
-    curvature: bound on the objective's second derivative in the prediction.
-    kernels: for every matrix the feature products of tokens i and j.
-    gains: for every matrix `|u| / |error|` of the tokens i and of the tokens j.
-    clip: `clip_scale` of both.
-  """
-  total = sum(
-    jnp.abs(kernel) * row[:, None] * column[None, :]
-    for kernel, row, column in zip(kernels, *gains, strict=True)
-  )
-  weight = jnp.sqrt(clip[0])[:, None] * jnp.sqrt(clip[1])[None, :]
-  return curvature * weight * total
-
-
 def gain(
   u: Float[Array, "t n"], error: Float[Array, "t v"]
 ) -> Float[Array, "t"]:

@@ -104,39 +104,49 @@ def momentum_rate(memory: Memory, gate: gates.Gates) -> Float[Array, "b"]:
   return gate.rate * (1.0 - jnp.exp(gate.log_momentum))
 
 
-def _budget(memory, shared, table, rate, window, seen, factor) -> Float[Array, "b"]:
+def _budget(
+  memory, shared, table, rate, window, seen, factor
+) -> Float[Array, "b"]:
   """The factor `max(1, s_t)` of every row, see `bounds`."""
   size, columns = window.shape
-  curvature = memory.objective.curvature
-  names = list(table)
-  if memory.bound.budget == "diagonal":
-    lengths = []
-    for name in names:
-      lift = table[name].lift
-      features = lift.map(factor.x[name], shared["features"])
-      lengths.append(jnp.square(safe_norm(features, -1)[..., 0]))
-    own = sum(
-      n * jnp.square(factor.gain[name])
-      for n, name in zip(lengths, names, strict=True)
-    )
-    own = curvature * factor.clip * own
-    spent = matmul(rate[:, None] * window, own[:, None])
-    total = matmul(gates.lower_triangle(size, rate.dtype), spent)[:, 0]
-    return jnp.maximum(1.0, total)
-  kernels = [
-    table[n].lift.kernel(factor.x[n], factor.x[n], shared["features"])
-    for n in names
-  ]
-  gains = [factor.gain[n] for n in names]
-  overlap = bounds.budget_overlap(
-    curvature, kernels, (gains, gains), (factor.clip, factor.clip)
+  written = matmul(
+    gates.lower_triangle(size, rate.dtype), rate[:, None] * window
   )
-  lower = gates.lower_triangle(size, rate.dtype)
-  written = matmul(lower, rate[:, None] * window)
+  if memory.bound.budget == "diagonal":
+    own = own_overlap(memory, shared, table, factor)
+    return jnp.maximum(1.0, matmul(written, own[:, None])[:, 0])
+  pairs = overlap(memory, shared, table, factor, factor)
   # Token t may see every filled column up to its own, which is t + tail.
   tail = columns - size
   row = jax.lax.broadcasted_iota(jnp.int32, (size, columns), 0)
   column = jax.lax.broadcasted_iota(jnp.int32, (size, columns), 1)
   reach = (column <= row + tail) & (column >= tail - seen)
-  reach = reach.astype(rate.dtype)
-  return bounds.budget_scale(written, overlap, reach)
+  return bounds.budget_scale(written, pairs, reach.astype(rate.dtype))
+
+
+def own_overlap(memory, shared, table, factor: Factors) -> Float[Array, "t"]:
+  """The diagonal of `overlap`."""
+  total = jnp.zeros_like(factor.clip)
+  for name, entry in table.items():
+    features = entry.lift.map(factor.x[name], shared["features"])
+    length = safe_norm(features, -1)[..., 0] * factor.gain[name]
+    total = total + jnp.square(length)
+  return memory.objective.curvature * factor.clip * total
+
+
+def overlap(
+  memory, shared, table, one: Factors, two: Factors
+) -> Float[Array, "n t"]:
+  """`G[i, j]`: how much a unit write at token i can move token j's error.
+
+  For every matrix the products of the tokens' features, times the sizes of
+  their error factors per unit of output error, times the objective's
+  curvature (see `bounds`).
+  """
+  total = jnp.zeros((one.clip.shape[0], two.clip.shape[0]), one.clip.dtype)
+  for name, entry in table.items():
+    kernel = entry.lift.kernel(one.x[name], two.x[name], shared["features"])
+    gains = one.gain[name][:, None] * two.gain[name][None, :]
+    total = total + jnp.abs(kernel) * gains
+  clip = jnp.sqrt(one.clip)[:, None] * jnp.sqrt(two.clip)[None, :]
+  return memory.objective.curvature * clip * total

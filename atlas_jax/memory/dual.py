@@ -49,7 +49,7 @@ def dual(
     if memory.has_momentum:
       out -= by_rows(through, matmul(features, carry.momentum[name].T))
     kernel = lift.kernel(x, factor.x[name], shared["features"])
-    out -= _combine(own, kernel, factor.u[name])
+    out -= combine(own, kernel, factor.u[name])
     if memory.read == "after" and weights is not raw:
       # The last token reads the weights that the chunk hands on.
       out = _replace_last(out, matmul(features[-1:], weights[name].T))
@@ -173,10 +173,10 @@ def write(
   for name, entry in table.items():
     features = entry.lift.map(factor.x[name], shared["features"])
     u = factor.u[name]
-    weights[name] = by_rows(c.weight_start[:, -1:], carry.weights[name].T).T
+    weights[name] = scale_rows(c.weight_start[:, -1], carry.weights[name])
     if memory.has_momentum:
       start = carry.momentum[name]
-      weights[name] -= by_rows(c.weight_momentum[:, -1:], start.T).T
+      weights[name] -= scale_rows(c.weight_momentum[:, -1], start)
       momentum[name] = c.momentum_start[-1] * start + matmul(
         (c.momentum[-1][:, None] * u).T, features
       )
@@ -207,7 +207,14 @@ def by_rows(
   return (scale.T[:, :, None] * split).reshape(z.shape)
 
 
-def _combine(
+def scale_rows(
+  scale: Float[Array, "g"], w: Float[Array, "n d"]
+) -> Float[Array, "n d"]:
+  """Scales the rows of a matrix by one factor per decay group."""
+  return by_rows(scale[:, None], w.T).T
+
+
+def combine(
   shares: Float[Array, "g b t"], kernel: Array, u: Float[Array, "t m"]
 ) -> Float[Array, "b m"]:
   """`sum_i shares[t, i] kernel[t, i] u_i`, per group of u's columns."""

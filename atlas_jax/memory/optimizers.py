@@ -21,7 +21,7 @@ class GradientDescent:
 
 @dataclasses.dataclass(frozen=True)
 class Momentum:
-  """`S_t = theta_t S_{t-1} + eta_t sum_i gamma_i g_i`, `W_t = alpha_t W - S_t`."""
+  """`S_t = theta_t S + eta_t sum_i gamma_i g_i`, `W_t = alpha_t W - S_t`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from atlas_jax.errors import UserError
-from atlas_jax.memory import dispatch, layout as layouts
+from atlas_jax.memory import dispatch
+from atlas_jax.memory import layout as layouts
 from atlas_jax.memory.config import Memory, state_dtype
 from atlas_jax.memory.factors import Carry, Tokens, prepare
 from atlas_jax.memory.gates import Gates

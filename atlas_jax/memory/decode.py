@@ -1,0 +1,220 @@
+"""Steps for a batch of rows, each at its own place in its chunk."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from atlas_jax.memory import dispatch
+from atlas_jax.memory import step as steps
+from atlas_jax.memory.config import Memory
+from atlas_jax.memory.factors import prepare
+from atlas_jax.memory.gates import Gates
+from atlas_jax.memory.state import MemoryState, Pending
+from atlas_jax.memory.step import Head
+from atlas_jax.memory.stream import Output, apply
+
+
+def step(
+  memory: Memory,
+  params: dict[str, Any],
+  query: Float[Array, "B H K"],
+  key: Float[Array, "B H K"],
+  value: Float[Array, "B H V"],
+  gates: Gates,
+  state: MemoryState,
+  *,
+  valid: Bool[Array, "B"] | None = None,
+  implementation: str = "auto",
+) -> Output:
+  """Writes and reads one token per row; as `apply` on a length of one.
+
+  The cost is constant in the context's length. A state that comes from
+  `apply` has no cache yet; it is made here, or ahead by `with_cache`.
+
+  Args:
+    memory, params: as in `apply`.
+    query, key, value, gates: one token, without the time axis.
+    state: where to go on; rows may be at different places in their chunks.
+    valid: rows that have a token now; others stay as they are. None is all.
+    implementation: "auto", "reference" (token by token) or "xla".
+
+  Returns:
+    read-out [B, H, V], the state after the token (of the same type, with its
+    cache) and the inner loss [B, H].
+  """
+  if dispatch.resolve(implementation) == "reference":
+    add_time = lambda x: x[:, None]
+    mask = None if valid is None else valid[:, None]
+    out = apply(
+      memory,
+      params,
+      *jax.tree.map(add_time, (query, key, value, gates)),
+      state,
+      mask=mask,
+      implementation=implementation,
+    )
+    return Output(out.y[:, 0], out.state, out.inner_loss[:, 0])
+  if state.cache is None:
+    state = with_cache(memory, params, state)
+  dtype = state.tail_key.dtype
+  batch = query.shape[0]
+  if valid is None:
+    valid = jnp.ones((batch,), bool)
+  tokens = (query, key, value, gates)
+  keep = lambda x: jnp.where(
+    valid.reshape(-1, *[1] * (x.ndim - 1)), x.astype(dtype), 0.0
+  )
+  tokens = jax.tree.map(keep, tokens)
+  shared = prepare(memory, params, key.shape[-1], dtype)
+  state, y, loss = _step(memory, shared, state, *tokens, valid)
+  return Output(y.astype(value.dtype), state, loss)
+
+
+def with_cache(
+  memory: Memory, params: dict[str, Any], state: MemoryState
+) -> MemoryState:
+  """Derives what `step` needs from a state, by replaying its open chunk."""
+  dtype = state.tail_key.dtype
+  shared = prepare(memory, params, state.tail_key.shape[-1], dtype)
+  pending, count = state.pending, state.count
+  empty = jax.tree.map(jnp.zeros_like, pending)
+  state = state._replace(pending=empty, count=jnp.zeros_like(count))
+  start = _over_heads(lambda head: steps.start_cache(memory, shared, head))
+  state = state._replace(cache=start(_heads(state)))
+  slots = pending.key.shape[1]
+  if not slots:
+    return state
+
+  def replay(state, token):
+    index, key, value, gates = token
+    query = jnp.zeros_like(key)
+    state, _, _ = _step(
+      memory, shared, state, query, key, value, gates, index < count
+    )
+    return state, None
+
+  by_time = lambda x: jnp.moveaxis(x, 1, 0)
+  tokens = jax.tree.map(by_time, tuple(pending))
+  index = jnp.arange(slots, dtype=jnp.int32)
+  state, _ = jax.lax.scan(replay, state, (index, *tokens))
+  return state
+
+
+def without_cache(state: MemoryState) -> MemoryState:
+  """The canonical state, as `apply` returns it."""
+  return state._replace(cache=None)
+
+
+def _step(memory: Memory, shared, state, query, key, value, gates, valid):
+  """One token per valid row, with chunk and block ends for the whole batch.
+
+  The conditions are outside of the loop over rows: inside, both branches would
+  run and rewrite all weights at every token.
+  """
+  before = _heads(state)
+  write = _over_heads(
+    lambda head, *token: steps.write_token(memory, shared, head, *token)
+  )
+  read = _over_heads(
+    lambda head, query: steps.read_token(memory, shared, head, query)
+  )
+  if memory.read == "before":
+    y = read(before, query)
+  heads = write(before, key, value, gates)
+  heads = _where(valid, heads, before)
+  count = state.count + valid.astype(jnp.int32)
+  if memory.orthogonalises:
+    at_end = valid & (count % memory.optimizer.every == 0)
+    block = _over_heads(lambda head: steps.orthogonalised(memory, shared, head))
+    heads = jax.lax.cond(
+      jnp.any(at_end),
+      lambda h: _where(at_end, block(h), h),
+      lambda h: h,
+      heads,
+    )
+  if memory.read == "after":
+    y = read(heads, query)
+  tail = state.tail_key.shape[1]
+  here = (tail + state.count)[:, None, None]
+  loss = jnp.take_along_axis(heads.cache.factor.loss, here, axis=2)[..., 0]
+
+  full = valid & (count == memory.chunk)
+  advance = _over_heads(
+    lambda head, key, value: steps.next_chunk(memory, shared, head, key, value)
+  )
+  reread = _over_heads(
+    lambda head, query: steps.read_weights(memory, shared, head, query)
+  )
+
+  def end_chunk(heads, y):
+    after = advance(heads, key, value)
+    if memory.read == "after":
+      y = _where(full, reread(after, query), y)
+    return _where(full, after, heads), y
+
+  heads, y = jax.lax.cond(
+    jnp.any(full), end_chunk, lambda heads, y: (heads, y), heads, y
+  )
+  pending = _put_gates(state.pending.gates, gates, state.count, valid, full)
+  silent = lambda x: _where(valid, x, jnp.zeros_like(x))
+  return _state(heads, pending), silent(y), silent(loss)
+
+
+def _put_gates(pending: Gates, gates: Gates, count, valid, full) -> Gates:
+  """The chunk's gates with the new token's, or none after a full chunk."""
+
+  def put(all_: Array, new: Array) -> Array:
+    place = jax.lax.broadcasted_iota(jnp.int32, all_.shape[:2], 1)
+    here = (place == count[:, None]) & valid[:, None]
+    here = here.reshape(*here.shape, *[1] * (all_.ndim - 2))
+    return _where(
+      ~full, jnp.where(here, new[:, None], all_), jnp.zeros_like(all_)
+    )
+
+  return jax.tree.map(put, pending, gates)
+
+
+def _heads(state: MemoryState) -> Head:
+  """The state with heads as a second leading axis of every leaf."""
+  heads = jax.tree.leaves(state.weights)[0].shape[1]
+  spread = lambda x: jnp.broadcast_to(x[:, None], (x.shape[0], heads))
+  return Head(
+    state.weights,
+    state.momentum,
+    state.tail_key.swapaxes(1, 2),
+    state.tail_value.swapaxes(1, 2),
+    spread(state.seen),
+    spread(state.count),
+    state.pending.key.swapaxes(1, 2),
+    state.pending.value.swapaxes(1, 2),
+    state.cache,
+  )
+
+
+def _state(heads: Head, gates: Gates) -> MemoryState:
+  return MemoryState(
+    heads.weights,
+    heads.momentum,
+    heads.tail_key.swapaxes(1, 2),
+    heads.tail_value.swapaxes(1, 2),
+    heads.seen[:, 0],
+    Pending(heads.key.swapaxes(1, 2), heads.value.swapaxes(1, 2), gates),
+    heads.count[:, 0],
+    heads.cache,
+  )
+
+
+def _over_heads(function):
+  return jax.vmap(jax.vmap(function))
+
+
+def _where(rows: Bool[Array, "B"], yes, no):
+  """Chooses whole rows of two trees."""
+
+  def choose(a, b):
+    flag = rows.reshape(-1, *[1] * (a.ndim - 1))
+    return jnp.where(flag, a, b)
+
+  return jax.tree.map(choose, yes, no)
