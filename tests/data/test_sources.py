@@ -49,6 +49,11 @@ def test_json_lines(tmp_path, suffix):
   }
 
 
+def test_only_line_feeds_end_a_json_line(tmp_path):
+  path = write(tmp_path / "a.jsonl", '{"text":\r"a"}\r\n{"text": "b"}\r\n')
+  assert read(path) == {"a.jsonl#1": "a", "a.jsonl#2": "b"}
+
+
 def test_field_is_chosen(tmp_path):
   path = write(tmp_path / "a.jsonl", '{"text": "a", "body": "b"}')
   assert read(path, field="body") == {"a.jsonl#1": "b"}

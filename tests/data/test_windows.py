@@ -252,6 +252,12 @@ def test_two_processes_at_once(config, tokenizer, tmp_path):
     assert child.exitcode == 0
   assert one == two == open_windows(one.folder)
   assert list(cache.iterdir()) == [one.folder]
+  assert sorted(path.name for path in one.folder.iterdir()) == [
+    "documents.jsonl",
+    "manifest.json",
+    "train.array_record",
+    "valid.array_record",
+  ]
   assert sum(map(len, all_bytes(one.train, tokenizer))) == one.train.bytes
 
 
