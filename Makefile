@@ -3,7 +3,7 @@
 #   make test         the tests
 #   make test-full    the tests with the large grid of lengths and dtypes
 #   make test-core    the tests of the core, for a further Python
-#   make lint         ruff and pyright
+#   make lint         ruff and pyright; make -k lint: all three to the end
 #   make bench        the benchmark of the memory layer
 #   make constraints  refresh the pinned versions of every Python
 #   make PYTHON=/path/to/python ...   with that Python instead of the newest
@@ -15,7 +15,8 @@ WORKERS = 2
 PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
 CORE = tests/memory tests/test_config.py tests/experiments tests/packaging
 
-.PHONY: demo test test-full test-core lint bench constraints venv clean
+.PHONY: demo test test-full test-core lint lint-rules lint-format lint-types \
+  bench constraints venv clean
 
 demo: venv
 	@$(VENV)/bin/python -m experiments.demo
@@ -29,9 +30,15 @@ test-full: venv
 test-core: venv
 	$(PYTEST) $(CORE)
 
-lint: venv
+lint: lint-rules lint-format lint-types
+
+lint-rules: venv
 	$(VENV)/bin/python -m ruff check
+
+lint-format: venv
 	$(VENV)/bin/python -m ruff format --check
+
+lint-types: venv
 	$(VENV)/bin/python -m pyright --pythonpath $(VENV)/bin/python
 
 bench: venv

@@ -47,7 +47,7 @@ def main() -> None:
   if _WRITE.value is None:
     print(table)
     return
-  words = __doc__.split("\n\n")[-1].strip()
+  words = (__doc__ or "").split("\n\n")[-1].strip()
   text = f"# Presets\n\n{words}\n\n{table}\n"
   try:
     pathlib.Path(_WRITE.value).write_text(text)
