@@ -115,7 +115,8 @@ class Lines:
 
   def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
     """See Reporter."""
-    text = "  ".join(filter(None, [summary(metrics), self._pace.text()]))
+    pace = self._pace.text() if "train/loss" in metrics else ""
+    text = "  ".join(filter(None, [summary(metrics), pace]))
     self.note(f"step {step}/{self._steps}  {text}")
 
   def note(self, text: str) -> None:

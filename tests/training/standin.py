@@ -2,24 +2,30 @@
 
 The model is a causal language model of the interface that training expects;
 the data are windows drawn at random, so that nothing is read from a disk. As a
-program it trains a run in its first argument, for tests that kill it.
+program it trains in a process of its own, for tests that kill it.
 """
 
 import dataclasses
 import json
 import os
+import resource
 import signal
 import sys
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import flags
 from flax import nnx
 
 from atlas_jax import config as configs
+from atlas_jax.data import pipeline
 from atlas_jax.data.tokenizers import ByteTokenizer
+from atlas_jax.errors import UserError
 from atlas_jax.training.config import ExperimentConfig
 from atlas_jax.training.heldout import with_bytes
 from atlas_jax.training.loop import train
@@ -154,71 +160,92 @@ def make(config: ExperimentConfig) -> Task:
   held = grain.MapDataset.range(1000, 1016).map(_Windows()).batch(8)
   return Task(
     build=Build(config.train.seed),
-    batches=lambda: iter(batches(config).to_iter_dataset()),
+    batches=lambda: pipeline.iterate(batches(config)),
     heldout=[with_bytes(x, TOKENIZER.byte_length) for x in held],
     tokenizer=TOKENIZER,
     fingerprint="tiny",
   )
 
 
-def _kill_at_rename(name: str, step: int) -> None:
-  """Kills this process as it is about to give a checkpoint its name."""
-  rename = os.rename
-
-  def dying(source, *args, **kwargs):
-    if os.path.basename(source).startswith(f"{step}.{name}"):
-      os.kill(os.getpid(), signal.SIGKILL)
-    return rename(source, *args, **kwargs)
-
-  os.rename = dying
-
-
 class Watched:
-  """An iterator that sends its process signals at given positions."""
+  """An iterator at which things happen when a batch is asked for.
+
+  Args:
+    iterator: Gives the batches.
+    events: What to call, by the number of batches given so far.
+  """
 
   def __init__(
     self,
     iterator: grain.DatasetIterator,
-    kill_after: int | None = None,
-    signal_after: int | None = None,
+    events: dict[int | None, Callable[[], None]],
   ):
-    self._signals = {kill_after: signal.SIGKILL, signal_after: signal.SIGTERM}
+    self._events = events
     self._iterator = iterator
     self.get_state = iterator.get_state
     self.set_state = iterator.set_state
     self.close = iterator.close
 
   def __next__(self):
-    number = self._signals.get(self.get_state()["next_index"])
-    if number is not None:
-      os.kill(os.getpid(), number)
+    self._events.get(self.get_state()["next_index"], lambda: None)()
     return next(self._iterator)
 
 
-def main(workdir: str, options: dict[str, Any]) -> None:
-  """Trains; `options` says what befalls the process, and changes settings.
+def _kill_at_rename(step: int) -> None:
+  """Kills this process as it is about to give a checkpoint its name."""
+  rename = os.rename
 
-  Args:
-    workdir: The run's folder.
-    options: `kill_after`: SIGKILL once a batch was asked for after that step;
-      `kill_saving`: SIGKILL in the middle of saving that step; `signal_after`:
-      SIGTERM at that step; everything else: fields by dotted name.
+  def dying(source, *args, **kwargs):
+    if os.path.basename(source).startswith(f"{step}.orbax-checkpoint-tmp"):
+      os.kill(os.getpid(), signal.SIGKILL)
+    return rename(source, *args, **kwargs)
+
+  os.rename = dying
+
+
+def _fill_disk() -> None:
+  """Lets no file of this process grow beyond a size, as a full disk would."""
+  resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+
+
+def main() -> None:
+  """Trains in a process of its own, to which things happen.
+
+  Arguments are the run's folder and a JSON object with, each optional,
+  `kill_after`: the step after which the process is killed, once checkpoint 4
+  is whole; `kill_saving`: the step in the middle of whose saving it is;
+  `signal_after`: the step after which it gets SIGTERM; `full_after`: the step
+  after which the disk is full.
   """
-  kill_after = options.pop("kill_after", None)
-  kill_saving = options.pop("kill_saving", None)
-  signal_after = options.pop("signal_after", None)
-  config = configs.replace(ExperimentConfig(), {**SMALL, **options})
-  task = make(config)
-  if kill_saving is not None:
-    _kill_at_rename("orbax-checkpoint-tmp", kill_saving)
+  workdir, options = sys.argv[1], json.loads(sys.argv[2])
+  if "kill_saving" in options:
+    _kill_at_rename(options["kill_saving"])
 
-  iterate = task.batches
-  task = dataclasses.replace(
-    task, batches=lambda: Watched(iterate(), kill_after, signal_after)
+  def kill() -> None:
+    # A checkpoint is written beside the steps, and these are quick.
+    while not os.path.exists(f"{workdir}/checkpoints/4"):
+      time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+  events = {
+    options.get("kill_after"): kill,
+    options.get("signal_after"): lambda: os.kill(os.getpid(), signal.SIGTERM),
+    options.get("full_after"): _fill_disk,
+  }
+  config = small_config()
+  task = make(config)
+  watched = dataclasses.replace(
+    task, batches=lambda: Watched(task.batches(), events)
   )
-  summary = train(config, workdir, task=task)
+  summary = train(config, workdir, task=watched)
   print(summary.status, summary.step)
 
 
 if __name__ == "__main__":
-  main(sys.argv[1], json.loads(sys.argv[2]))
+  # Grain reads an absl flag and fails while no main has parsed them.
+  flags.FLAGS.mark_as_parsed()
+  try:
+    main()
+  except UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)

@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import json
+import os
 import shutil
+import signal
 
 import chex
 import jax
@@ -32,10 +34,17 @@ def shared_program(build, config, mesh):
   return _program(build, config, mesh)
 
 
+def one_device(data, fsdp):
+  """`make_mesh`, on one device: eight wait for one another at every sum."""
+  del data, fsdp
+  return make_mesh(1, 1, jax.devices()[:1])
+
+
 @pytest.fixture(autouse=True, scope="module")
-def _one_compilation():
+def _quick_runs():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(loop, "make_program", shared_program)
+    patch.setattr(loop, "make_mesh", one_device)
     yield
   _program.cache_clear()
 
@@ -55,7 +64,7 @@ def final_state(folder, **changes):
   """The state in a run's latest checkpoint, on the host."""
   config = standin.small_config(**changes)
   program = shared_program(
-    standin.make(config).build, config.train, make_mesh(8, 1)
+    standin.make(config).build, config.train, one_device(8, 1)
   )
   latest = checkpoint.latest_checkpoint(folder)
   return jax.device_get(checkpoint.read_state(latest, program.abstract))
@@ -111,8 +120,9 @@ def test_stopping_anywhere_and_going_on_gives_the_same_bits(
   folder = tmp_path / "run"
   config = standin.small_config()
   task = standin.make(config)
+  events = {stop: lambda: os.kill(os.getpid(), signal.SIGTERM)}
   stopping = dataclasses.replace(
-    task, batches=lambda: standin.Watched(task.batches(), signal_after=stop)
+    task, batches=lambda: standin.Watched(task.batches(), events)
   )
   summary = run(folder, task=stopping)
   assert summary.status == "stopped"
@@ -283,7 +293,8 @@ def test_no_held_out_text_trains_without(tmp_path):
   assert summary.heldout == {}
 
 
-def test_mesh_may_change_on_going_on(tmp_path):
+def test_mesh_may_change_on_going_on(tmp_path, monkeypatch):
+  monkeypatch.setattr(loop, "make_mesh", make_mesh)
   run(tmp_path, train__steps=4)
   summary = run(tmp_path, train__steps=6, mesh__fsdp=4)
   assert summary.status == "finished"
