@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from atlas_jax.layers.arrangement import Arrangement
 from atlas_jax.layers.memory_mixer import (
@@ -66,9 +66,13 @@ class Block(nnx.Module):
     return out._replace(y=x + self.mlp(self.mlp_norm(x)))
 
   def step(
-    self, x: Float[Array, "B D"], state: MixerState
+    self,
+    x: Float[Array, "B D"],
+    state: MixerState,
+    *,
+    valid: Bool[Array, "B"] | None = None,
   ) -> tuple[Float[Array, "B D"], MixerState]:
-    """Applies the block to one token per row."""
-    y, state = self.mixer.step(self.mixer_norm(x), state)
+    """Applies the block to one token per row; arguments as of the mixer."""
+    y, state = self.mixer.step(self.mixer_norm(x), state, valid=valid)
     x = x + y
     return x + self.mlp(self.mlp_norm(x)), state

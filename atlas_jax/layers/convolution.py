@@ -11,7 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from atlas_jax.layers.linear import normal
+from atlas_jax.layers.initial import Source, normal
 
 
 class Convolution(nnx.Module):
@@ -36,10 +36,10 @@ class Convolution(nnx.Module):
     *,
     scale: float = 1.0,
     param_dtype: DTypeLike = jnp.float32,
-    rngs: nnx.Rngs,
+    rngs: Source,
   ):
     self.kernel = nnx.Param(
-      normal(rngs.params(), (taps, width), scale / taps**0.5, param_dtype)
+      normal(rngs, (taps, width), scale / taps**0.5, param_dtype)
     )
 
   def __call__(

@@ -1,10 +1,11 @@
 """A linear layer without bias."""
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
+
+from atlas_jax.layers.initial import Source, normal
 
 
 class Linear(nnx.Module):
@@ -30,11 +31,11 @@ class Linear(nnx.Module):
     scale: float = 1.0,
     dtype: DTypeLike = jnp.float32,
     param_dtype: DTypeLike = jnp.float32,
-    rngs: nnx.Rngs,
+    rngs: Source,
   ):
     self.dtype = jnp.dtype(dtype)
     self.kernel = nnx.Param(
-      normal(rngs.params(), (inputs, outputs), scale / inputs**0.5, param_dtype)
+      normal(rngs, (inputs, outputs), scale / inputs**0.5, param_dtype)
     )
 
   def __call__(
@@ -42,10 +43,3 @@ class Linear(nnx.Module):
   ) -> Float[Array, "*batch outputs"]:
     """Multiplies the last axis of x by the kernel."""
     return jnp.dot(x.astype(self.dtype), self.kernel[...].astype(self.dtype))
-
-
-def normal(
-  key: Array, shape: tuple[int, ...], scale: float, dtype: DTypeLike
-) -> Array:
-  """Normal variables of standard deviation `scale`, drawn in float32."""
-  return (scale * jax.random.normal(key, shape, jnp.float32)).astype(dtype)

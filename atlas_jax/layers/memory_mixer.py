@@ -19,6 +19,7 @@ from atlas_jax.errors import UserError
 from atlas_jax.layers.arrangement import Arrangement, arrange
 from atlas_jax.layers.convolution import Convolution
 from atlas_jax.layers.gates import MemoryGates
+from atlas_jax.layers.initial import Source
 from atlas_jax.layers.linear import Linear
 from atlas_jax.layers.rms_norm import RMSNorm
 from atlas_jax.memory.numerics import unit
@@ -100,7 +101,7 @@ class MemoryMixer(nnx.Module):
     param_dtype: DTypeLike = jnp.float32,
     implementation: str = "auto",
     form: str = "dual",
-    rngs: nnx.Rngs,
+    rngs: Source,
   ):
     if heads < 1 or dim % heads:
       raise UserError(f"{heads} heads do not divide the width {dim}")
@@ -199,19 +200,28 @@ class MemoryMixer(nnx.Module):
     return out._replace(y=arrangement.scatter(out.y))
 
   def step(
-    self, x: Float[Array, "B D"], state: MixerState
+    self,
+    x: Float[Array, "B D"],
+    state: MixerState,
+    *,
+    valid: Bool[Array, "B"] | None = None,
   ) -> tuple[Float[Array, "B D"], MixerState]:
     """Mixes one token per row at constant cost and memory.
 
     Args:
       x: Inputs; any float type.
-      state: The state before the token, from `init_state` or a call.
+      state: The state before the token. One from `prepare` or from another
+        step comes back with the same type; any other is prepared first.
+      valid: Rows that have a token; the others stay as they are. None is all.
 
     Returns:
-      Outputs, and the state after the token.
+      Outputs (0 in rows without a token), and the state after the token.
     """
+    arrangement = Arrangement()
+    if valid is not None:
+      x = jnp.where(valid[:, None], x, jnp.zeros((), x.dtype))
     query, key, value, gates, tails = self._inputs(
-      x[:, None], state.tails, Arrangement()
+      x[:, None], state.tails, arrangement
     )
     now = jax.tree.map(lambda a: a[:, 0], (query, key, value, gates))
     out = am.step(
@@ -219,10 +229,29 @@ class MemoryMixer(nnx.Module):
       self.memory_params(),
       *now,
       state.memory,
+      valid=valid,
       implementation=self.implementation,
     )
     y = self._outputs(out.y[:, None], x[:, None])[:, 0]
+    if valid is not None:
+      tails = jax.tree.map(
+        lambda new, old: jnp.where(valid[:, None, None], new, old),
+        tails,
+        state.tails,
+      )
     return y, MixerState(out.state, tails)
+
+  def prepare(self, state: MixerState) -> MixerState:
+    """Adds to a state what `step` needs, derived from the rest of it.
+
+    Calls take a state with or without it and return one without.
+    """
+    if self.implementation == "reference":
+      return state
+    memory = am.with_cache(
+      self.definition, self.memory_params(), am.without_cache(state.memory)
+    )
+    return state._replace(memory=memory)
 
   def init_state(self, batch: int) -> MixerState:
     """The state of `batch` rows before their first token."""
@@ -233,7 +262,10 @@ class MemoryMixer(nnx.Module):
     return MixerState(memory, Tails(tail, tail, tail))
 
   def reset(self, state: MixerState, rows: Bool[Array, "B"]) -> MixerState:
-    """Makes the rows marked True fresh and leaves all others as they are."""
+    """Makes the rows marked True fresh and leaves all others as they are.
+
+    The state comes back as it is from a call, to be prepared anew for steps.
+    """
     memory = am.reset(self.definition, self.memory_params(), state.memory, rows)
     tails = jax.tree.map(
       lambda tail: jnp.where(

@@ -6,6 +6,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from atlas_jax.layers.initial import Source
 from atlas_jax.layers.linear import Linear
 
 
@@ -31,7 +32,7 @@ class SwiGLU(nnx.Module):
     output_scale: float = 1.0,
     dtype: DTypeLike = jnp.float32,
     param_dtype: DTypeLike = jnp.float32,
-    rngs: nnx.Rngs,
+    rngs: Source,
   ):
     def linear(inputs: int, outputs: int, scale: float) -> Linear:
       return Linear(

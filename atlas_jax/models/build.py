@@ -1,5 +1,6 @@
 """Makes models from configurations."""
 
+import jax
 from flax import nnx
 
 from atlas_jax.models.config import ModelConfig
@@ -17,7 +18,9 @@ def build(config: ModelConfig, vocab: int, seed: int = 0) -> LanguageModel:
   Raises:
     UserError: The configuration does not fit together.
   """
-  return LanguageModel(config, vocab, rngs=nnx.Rngs(seed))
+  # Compiled as a whole: one by one, the many small arrays take far longer.
+  make = jax.jit(lambda key: LanguageModel(config, vocab, rngs=nnx.Rngs(key)))
+  return make(jax.random.key(seed))
 
 
 def abstract(config: ModelConfig, vocab: int) -> LanguageModel:

@@ -111,4 +111,12 @@ class ModelConfig:
         raise UserError(f"model.{name} must be a positive finite number")
     if not 0 <= self.rate_max < math.inf:
       raise UserError("model.rate_max must be finite and 0 (automatic) or more")
-    memory_of(self).entries(self.head_width, self.head_width)
+    memory = memory_of(self)
+    narrow = memory.features.key_width
+    if narrow is not None and not 0 < narrow <= self.head_width:
+      raise UserError(
+        f"model.memory.key_width={narrow} must lie between 0 (as wide as "
+        f"keys) and the width of a head, {self.head_width}"
+      )
+    # Finds everything else that does not fit.
+    memory.state_size(self.head_width, self.head_width)

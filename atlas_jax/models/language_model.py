@@ -24,7 +24,8 @@ from atlas_jax.layers import (
   SwiGLU,
   arrange,
 )
-from atlas_jax.layers.linear import normal
+from atlas_jax.layers.initial import Source, draw_once, normal
+from atlas_jax.memory import Memory
 from atlas_jax.models.config import ModelConfig
 from atlas_jax.models.presets import memory_of
 
@@ -102,16 +103,19 @@ class LanguageModel(nnx.Module):
     rows = -(-vocab // config.vocab_multiple) * config.vocab_multiple
     self.embedding = nnx.Param(
       normal(
-        rngs.params(),
+        rngs,
         (rows, config.dim),
         config.init_scale * config.dim**-0.5,
         param_dtype,
       )
     )
     keys = jax.random.split(rngs.params(), config.layers)
-    self.blocks = jax.vmap(
-      lambda key: _make_block(config, memory, nnx.Rngs(key))
-    )(keys)
+    self.blocks = jax.lax.map(
+      lambda key: draw_once(
+        lambda rngs: _make_block(config, memory, rngs), key
+      ),
+      keys,
+    )
     self.norm = RMSNorm(
       config.dim, epsilon=config.norm_epsilon, param_dtype=param_dtype
     )
@@ -207,13 +211,20 @@ class LanguageModel(nnx.Module):
     )
 
   def step(
-    self, tokens: Int[Array, "B"], state: LanguageState
+    self,
+    tokens: Int[Array, "B"],
+    state: LanguageState,
+    *,
+    valid: Bool[Array, "B"] | None = None,
   ) -> tuple[Float[Array, "B vocab"], LanguageState]:
     """Reads one token per row at constant cost and memory.
 
     Args:
       tokens: Token ids.
-      state: The state before them, from `init_state` or a call.
+      state: The state before them. One from `prepare` or from another step
+        comes back with the same type, so that a loop can carry it; any other
+        is prepared first.
+      valid: Rows that have a token; the others stay as they are. None is all.
 
     Returns:
       Float32 logits of the next tokens, and the state after these.
@@ -221,12 +232,26 @@ class LanguageModel(nnx.Module):
 
     def body(x: Array, layer: tuple[Block, MixerState]):
       block, before = layer
-      return block.step(x, before)
+      return block.step(x, before, valid=valid)
 
     x, blocks = jax.lax.scan(
       body, self._embed(tokens), (self.blocks, state.blocks)
     )
     return self.logits(self.norm(x)), LanguageState(blocks)
+
+  def prepare(self, state: LanguageState) -> LanguageState:
+    """Adds to a state what `step` needs, derived from the rest of it.
+
+    It replays the unfinished chunk, so it is worth doing once, after reading
+    the prompt. Calls take a state with or without it and return one without.
+    """
+
+    def prepare(layer: tuple[Block, MixerState]) -> MixerState:
+      block, before = layer
+      return block.mixer.prepare(before)
+
+    # A loop, as its conditions would run both branches under vmap.
+    return LanguageState(jax.lax.map(prepare, (self.blocks, state.blocks)))
 
   def init_state(self, batch: int) -> LanguageState:
     """The state of `batch` rows before their first token."""
@@ -237,7 +262,10 @@ class LanguageModel(nnx.Module):
   def reset(
     self, state: LanguageState, rows: Bool[Array, "B"]
   ) -> LanguageState:
-    """Makes the rows marked True fresh and leaves all others as they are."""
+    """Makes the rows marked True fresh and leaves all others as they are.
+
+    The state comes back as it is from a call, to be prepared anew for steps.
+    """
     return LanguageState(
       jax.vmap(lambda block, state: block.mixer.reset(state, rows))(
         self.blocks, state.blocks
@@ -270,7 +298,7 @@ class LanguageModel(nnx.Module):
     return x, after, metrics
 
 
-def _make_block(config: ModelConfig, memory, rngs: nnx.Rngs) -> Block:
+def _make_block(config: ModelConfig, memory: Memory, rngs: Source) -> Block:
   """One block with its starting weights."""
   types = {
     "dtype": jnp.dtype(config.dtype),

@@ -69,8 +69,9 @@ class MemoryOptions:
   muon_dtype: Literal["state", "float32", "bfloat16"] | None = field(
     None, "Operand type of the Newton-Schulz products; state: the carry's."
   )
-  retention: Literal["none", "scalar", "channel"] | None = field(
-    None, "Decay of the memory: none, one per head, or per group of channels."
+  retention: Literal["off", "scalar", "channel"] | None = field(
+    None,
+    "Decay of the memory: off, one per head, or one per group of channels.",
   )
   decay_groups: int | None = field(
     None, "Groups of output channels with a decay of their own."
@@ -84,10 +85,10 @@ class MemoryOptions:
   read: Literal["after", "before"] | None = field(
     None, "Read the memory after or before a token's own write."
   )
-  bound: Literal["default", "none"] | None = field(
-    None, "Limits that keep the memory finite; none: the bare equations."
+  bound: Literal["default", "off"] | None = field(
+    None, "Limits that keep the memory finite; off: the bare equations."
   )
-  budget: Literal["full", "diagonal", "none"] | None = field(
+  budget: Literal["full", "diagonal", "off"] | None = field(
     None, "How the bound limits the summed step of a chunk."
   )
   gradient_clip: float | None = field(

@@ -93,7 +93,7 @@ _PARTS: Mapping[str, tuple[Mapping[str, type], Mapping[str, str]]] = {
   ),
   "retention": (
     {
-      "none": NoRetention,
+      "off": NoRetention,
       "scalar": ScalarRetention,
       "channel": ChannelRetention,
     },
@@ -172,7 +172,7 @@ def _part(memory: Memory, part: str, given: Mapping[str, Any]) -> Any:
 
 def _bound(bound: Bound | None, given: Mapping[str, Any]) -> Bound | None:
   """The memory's bound with the options `bound`, `budget`, `gradient_clip`."""
-  if given.get("bound") == "none":
+  if given.get("bound") == "off":
     bound = None
   elif given.get("bound") == "default":
     bound = Bound()
@@ -182,7 +182,7 @@ def _bound(bound: Bound | None, given: Mapping[str, Any]) -> Bound | None:
         "model.memory.budget is set, but the memory has no bound: leave it "
         "out or set model.memory.bound=default"
       )
-    budget = None if given["budget"] == "none" else given["budget"]
+    budget = None if given["budget"] == "off" else given["budget"]
     bound = dataclasses.replace(bound, budget=budget)
   if "gradient_clip" in given:
     clip = given["gradient_clip"] or None

@@ -8,6 +8,7 @@ from flax import nnx
 
 from atlas_jax.models.build import abstract
 from atlas_jax.models.config import ModelConfig
+from atlas_jax.models.language_model import LanguageModel
 from atlas_jax.models.presets import memory_of
 
 
@@ -18,10 +19,11 @@ class Size(NamedTuple):
     parameters: All learned numbers.
     start: Those among them that are memories' start weights.
     embedding: Those among them that are the embedding and the output matrix.
-    state_bytes: What generation keeps per row, however long the text.
+    state_bytes: The state of a row, however long the text.
     carry_bytes: What one block keeps per row for the backward pass of
       training: a memory (weights, momentum) for every chunk. With `remat` one
       block at a time keeps them, without it every block does.
+    cache_bytes: What steps keep per row besides, see `LanguageModel.prepare`.
   """
 
   parameters: int
@@ -29,6 +31,7 @@ class Size(NamedTuple):
   embedding: int
   state_bytes: int
   carry_bytes: int
+  cache_bytes: int
 
   @property
   def start_share(self) -> float:
@@ -50,6 +53,7 @@ def size(config: ModelConfig, vocab: int, length: int = 4096) -> Size:
   model = abstract(config, vocab)
   memory = memory_of(config)
   state = jax.eval_shape(lambda model: model.init_state(1), model)
+  prepared = jax.eval_shape(LanguageModel.prepare, model, state)
   carry = memory.state_size(config.head_width, config.head_width)
   chunks = -(-length // memory.chunk)
   params = nnx.to_pure_dict(nnx.state(model))
@@ -58,14 +62,19 @@ def size(config: ModelConfig, vocab: int, length: int = 4096) -> Size:
     parameters=_count(params),
     start=_count(params["blocks"]["mixer"]["memory"]["start"]),
     embedding=_count(outer),
-    state_bytes=sum(
-      math.prod(leaf.shape) * leaf.dtype.itemsize
-      for leaf in jax.tree.leaves(state)
-    ),
+    state_bytes=_bytes(state),
     # The carry is float32 whatever the type of activations.
     carry_bytes=4 * chunks * config.heads * carry,
+    cache_bytes=_bytes(prepared) - _bytes(state),
   )
 
 
 def _count(tree: Any) -> int:
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def _bytes(tree: Any) -> int:
+  return sum(
+    math.prod(leaf.shape) * leaf.dtype.itemsize
+    for leaf in jax.tree.leaves(tree)
+  )
