@@ -19,8 +19,10 @@ jax.config.update("jax_num_cpu_devices", 8)
 # Grain reads an absl flag and fails while no main has parsed them.
 flags.FLAGS.mark_as_parsed()
 
-# Compiling is most of the time of a tiny test. Entries are valid for one
-# version of jax only.
+# Compiling is most of the time of a tiny test: a third less of it without the
+# optimisations that only larger arrays repay. Entries of the cache are valid
+# for one version of jax only.
+jax.config.update("jax_disable_most_optimizations", True)
 _CACHE = _ROOT / ".cache" / "jax" / jax.__version__
 jax.config.update("jax_compilation_cache_dir", os.fspath(_CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
