@@ -11,6 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from atlas_jax import memory as am
 from atlas_jax.layers.initial import Source, normal
 
 
@@ -83,7 +84,7 @@ def _convolve(
   history: Int[Array, "B T"] | None,
 ) -> Array:
   """The outputs for x, at least float32."""
-  dtype = jnp.promote_types(x.dtype, jnp.float32)
+  dtype = am.state_dtype(x.dtype)
   wide = x.astype(dtype)
   y = wide * kernel[0].astype(dtype)[None, None]
   for j in range(1, kernel.shape[0]):

@@ -142,15 +142,16 @@ class MemoryMixer(nnx.Module):
       rate_start=rate_start,
       param_dtype=param_dtype,
     )
+    # Drawn in float32, as orthogonal matrices have no narrower algorithm.
+    params = am.init_params(
+      rngs.params(),
+      self.definition,
+      heads=heads,
+      key_width=width,
+      value_width=width,
+    )
     self.memory = _as_variables(
-      am.init_params(
-        rngs.params(),
-        self.definition,
-        heads=heads,
-        key_width=width,
-        value_width=width,
-        dtype=jnp.dtype(param_dtype),
-      )
+      jax.tree.map(lambda leaf: leaf.astype(param_dtype), params)
     )
     self.norm = RMSNorm(
       (heads, width), epsilon=norm_epsilon, param_dtype=param_dtype

@@ -6,6 +6,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from atlas_jax import memory as am
+
 
 class RMSNorm(nnx.Module):
   """`y = scale * x / sqrt(mean(x^2) + epsilon)`, computed in float32.
@@ -34,7 +36,7 @@ class RMSNorm(nnx.Module):
     self, x: Float[Array, "*batch width"]
   ) -> Float[Array, "*batch width"]:
     """Normalises x and returns it in its own type."""
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.astype(am.state_dtype(x.dtype))
     square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
     scale = self.scale[...].astype(wide.dtype)
     normal = wide * jax.lax.rsqrt(square + self.epsilon)

@@ -1,0 +1,201 @@
+"""The contract of the mixer.
+
+Any split of a sequence is one call is token by token; every parameter matters;
+everything stays finite. The tests of the language model add padding, documents
+and causality.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from atlas_jax import memory as am
+from atlas_jax.errors import UserError
+from atlas_jax.layers import MemoryMixer
+from tests.layers.helpers import (
+  MEMORIES,
+  SOME,
+  assert_close,
+  finite,
+  jit,
+  made,
+  randomised,
+  tolerance,
+)
+
+DIM, HEADS, BATCH, LENGTH = 16, 2, 2, 19
+every_memory = pytest.mark.parametrize("name", SOME)
+
+
+@functools.cache
+def mixer_of(name, **changes):
+  return randomised(
+    made(
+      lambda rngs: MemoryMixer(DIM, HEADS, MEMORIES[name], rngs=rngs, **changes)
+    )
+  )
+
+
+def inputs(length=LENGTH, batch=BATCH):
+  random = np.random.default_rng(2)
+  return jnp.asarray(random.standard_normal((batch, length, DIM)), jnp.float32)
+
+
+# One function for all calls, so that equal shapes compile once.
+@jit
+def call(mixer, x, state=None, mask=None):
+  return mixer(x, state=state, mask=mask)
+
+
+@jit
+def step(mixer, x, state):
+  return mixer.step(x, state)
+
+
+@jit
+def slopes(mixer, x):
+  """Gradients by parameter and input, and the outputs."""
+
+  def total(mixer, x):
+    out = mixer(x)
+    return jnp.sum(jnp.sin(out.y)), out
+
+  return jax.grad(total, argnums=(0, 1), has_aux=True)(mixer, x)
+
+
+def parameters(mixer):
+  return nnx.to_pure_dict(nnx.state(mixer))
+
+
+def canonical(state):
+  """A state without what `prepare` derives from the rest."""
+  return state._replace(memory=am.without_cache(state.memory))
+
+
+@every_memory
+def test_any_split_and_any_number_of_steps_is_one_call(name):
+  mixer, x = mixer_of(name), inputs()
+  whole = call(mixer, x)
+  parts, state = [], mixer.init_state(BATCH)
+  for start in (0, 7):
+    out = call(mixer, x[:, start : start + 7], state)
+    parts.append(out.y)
+    state = out.state
+  state = jit(lambda mixer, state: mixer.prepare(state))(mixer, state)
+  for t in range(14, LENGTH):
+    y, state = step(mixer, x[:, t], state)
+    parts.append(y[:, None])
+  limit = tolerance(MEMORIES[name])
+  assert_close(jnp.concatenate(parts, axis=1), whole.y, limit)
+  assert_close(canonical(state), canonical(whole.state), limit)
+
+
+def test_padding_is_invisible():
+  mixer, x = mixer_of("titans"), inputs()
+  mask = jnp.arange(LENGTH)[None] % 2 == jnp.array([[0], [1]])
+  out = call(mixer, jnp.where(mask[..., None], x, jnp.nan), mask=mask)
+  assert jnp.all(out.y[~mask] == 0)
+  for row in range(BATCH):
+    alone = call(mixer, x[row][mask[row]][None, :9])
+    assert_close(out.y[row][mask[row]][:9], alone.y[0], 1e-5)
+
+
+@every_memory
+def test_every_parameter_and_input_gets_a_gradient(name):
+  mixer, x = mixer_of(name), inputs()
+  (by_parameter, by_input), _ = slopes(mixer, x)
+  assert finite(by_parameter)
+  leaves = jax.tree_util.tree_leaves_with_path(parameters(by_parameter))
+  for path, leaf in leaves:
+    assert jnp.any(leaf != 0), path
+  assert jnp.all(jnp.any(by_input != 0, axis=-1))
+
+
+@every_memory
+@pytest.mark.parametrize("logit", [-20.0, 20.0])
+def test_hostile_inputs_stay_finite(name, logit):
+  graph, params = nnx.split(mixer_of(name))
+  mixer = nnx.merge(graph, params)
+  for affine in ("decay", "momentum", "rate", "window"):
+    gate = getattr(mixer.gates, affine, None)
+    if gate is not None:
+      gate.bias = nnx.Param(jnp.full_like(gate.bias[...], logit))
+      gate.kernel = nnx.Param(jnp.zeros_like(gate.kernel[...]))
+  huge = inputs() * 1e4
+  for x in (
+    huge,
+    jnp.zeros_like(huge),
+    jnp.broadcast_to(huge[:, :1], huge.shape),
+  ):
+    grads, out = slopes(mixer, x)
+    assert finite(out)
+    assert finite(grads)
+
+
+@pytest.mark.parametrize(
+  "other", [{"form": "associative"}, {"implementation": "reference"}]
+)
+def test_all_ways_to_compute_it_agree(other):
+  x = inputs(length=9, batch=1)
+  expected = call(mixer_of("titans"), x).y
+  y = call(mixer_of("titans", **other), x).y
+  assert_close(y, expected, 1e-5)
+  assert not jnp.array_equal(y, expected)
+
+
+@every_memory
+def test_bfloat16_stays_near_float32(name):
+  # Stated tolerance: 5 % of the root mean square, on average over outputs.
+  mixer, x = mixer_of(name), inputs()
+  exact = call(mixer, x).y
+  other = mixer_of(name, dtype=jnp.bfloat16)
+  out = call(other, x.astype(jnp.bfloat16))
+  assert out.y.dtype == jnp.bfloat16
+  error = jnp.sqrt(jnp.mean((out.y.astype(jnp.float32) - exact) ** 2))
+  assert 0 < error < 0.05 * jnp.sqrt(jnp.mean(exact**2))
+  # The memory stays float32, and its state is of one type.
+  kinds = lambda tree: jax.tree.map(lambda a: (a.shape, a.dtype), tree)
+  assert kinds(out.state) == kinds(other.init_state(BATCH))
+  weights = jax.tree.leaves(out.state.memory.weights)
+  assert {leaf.dtype for leaf in weights} == {jnp.dtype("float32")}
+
+
+def test_metrics_are_means_over_valid_tokens():
+  mixer = mixer_of("titans")
+  # The padding test has compiled calls of these shapes.
+  mask = jnp.arange(LENGTH)[None] < jnp.array([[9], [9]])
+  x = jnp.where(mask[..., None], inputs(), jnp.nan)
+  both = call(mixer, x, mask=mask).metrics
+  rows = [call(mixer, x[row : row + 1, :9]).metrics for row in range(BATCH)]
+  assert set(both) == {
+    *("inner_loss", "memory_norm"),
+    *("gate_decay", "gate_momentum", "gate_rate", "gate_window"),
+  }
+  for name, value in both.items():
+    assert value.dtype == jnp.float32
+    expected = np.mean([row[name] for row in rows])
+    np.testing.assert_allclose(value, expected, rtol=1e-4, err_msg=name)
+
+
+def test_reset_makes_rows_fresh_and_leaves_the_others():
+  mixer, x = mixer_of("titans"), inputs(length=7)
+  fresh = mixer.init_state(BATCH)
+  state = call(mixer, x, fresh).state
+  again = call(mixer, x, mixer.reset(state, jnp.array([True, False])))
+  assert jnp.array_equal(again.y[0], call(mixer, x, fresh).y[0])
+  assert jnp.array_equal(again.y[1], call(mixer, x, state).y[1])
+
+
+def test_a_memory_that_does_not_fit_is_refused():
+  with pytest.raises(UserError, match="3 heads do not divide the width 16"):
+    MemoryMixer(16, 3, rngs=nnx.Rngs(0))
+  groups = dataclasses.replace(
+    MEMORIES["titans"], retention=am.ChannelRetention(3)
+  )
+  with pytest.raises(UserError, match="decay groups"):
+    MemoryMixer(16, 2, groups, rngs=nnx.Rngs(0))

@@ -1,0 +1,142 @@
+"""Mixers by name, and the options that change their memories."""
+
+import dataclasses
+
+import pytest
+
+from atlas_jax import config as configs
+from atlas_jax import memory as am
+from atlas_jax import models
+from atlas_jax.errors import UserError
+from atlas_jax.models.presets import MIXERS, memory_of, override
+
+
+def memory(mixer="atlas", **options):
+  return memory_of(
+    models.ModelConfig(mixer=mixer, memory=models.MemoryOptions(**options))
+  )
+
+
+def test_mixers_are_rows_of_the_papers_table():
+  rows = {
+    name: (
+      type(m.features).__name__,
+      type(m.network).__name__,
+      type(m.objective).__name__,
+      type(m.optimizer).__name__,
+      type(m.retention).__name__,
+      m.window,
+    )
+    for name, m in MIXERS.items()
+  }
+  scalar = "ScalarRetention"
+  assert rows == {
+    "atlas": ("Polynomial", "MLP", "L2", "Muon", scalar, 16),
+    "atlas_pp": ("Polynomial", "GatedMLP", "L2", "Muon", scalar, 16),
+    "omeganet": ("Polynomial", "MLP", "L2", "GradientDescent", scalar, 16),
+    "titans": ("Identity", "MLP", "L2", "Momentum", scalar, 1),
+  }
+  assert MIXERS["atlas"].entries(64, 64)["in"].shape == (256, 153)
+
+
+def test_without_options_a_memory_is_its_mixers():
+  for name, value in MIXERS.items():
+    assert memory(name) == value
+
+
+def test_every_option_changes_the_memory():
+  given = {
+    "features": "identity",
+    "degree": 3,
+    "key_width": 8,
+    "sketch": 7,
+    "network": "gated_mlp",
+    "depth": 3,
+    "expansion": 1.5,
+    "activation": "silu",
+    "residual": False,
+    "layer_norm": True,
+    "bias": True,
+    "objective": "dot",
+    "optimizer": "momentum",
+    "muon_every": 8,
+    "muon_steps": 3,
+    "muon_epsilon": 0.5,
+    "muon_dtype": "bfloat16",
+    "retention": "off",
+    "window": 3,
+    "chunk": 32,
+    "read": "before",
+    "bound": "off",
+    "budget": "diagonal",
+    "gradient_clip": 2.0,
+  }
+  needs = {
+    "huber_delta": {"objective": "huber"},
+    "decay_groups": {"retention": "channel"},
+  }
+  names = {spec.name for spec in dataclasses.fields(models.MemoryOptions)}
+  assert names == given.keys() | needs.keys()
+  for name, value in given.items():
+    assert memory(**{name: value}) != MIXERS["atlas"], name
+  assert memory(objective="huber", huber_delta=0.5).objective == am.Huber(0.5)
+  assert memory(
+    retention="channel", decay_groups=2
+  ).retention == am.ChannelRetention(2)
+
+
+def test_zero_means_none():
+  assert memory(key_width=0).features.key_width is None
+  assert memory(sketch=0).features.sketch is None
+  assert memory(muon_dtype="state").optimizer.dtype is None
+  assert memory(gradient_clip=0.0).bound.gradient_clip is None
+
+
+def test_a_change_of_kind_keeps_what_both_have():
+  narrow = memory(features="identity")
+  assert narrow.features == am.Identity(key_width=16)
+  plain = override(
+    MIXERS["titans"], models.MemoryOptions(network="gated_mlp", bias=True)
+  )
+  assert plain.network == am.GatedMLP(bias=True)
+
+
+def test_a_bound_may_be_off_and_clip_the_gradient_only():
+  assert memory(bound="off").bound is None
+  only = memory(bound="off", gradient_clip=3.0).bound
+  assert only == dataclasses.replace(am.UNBOUNDED, gradient_clip=3.0)
+  assert memory(bound="off", gradient_clip=0.0).bound is None
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"mixer": "atlass"}, "did you mean atlas"),
+    ({"memory.network": "matrix", "memory.depth": 2}, "depth is set"),
+    ({"mixer": "titans", "memory.muon_every": 4}, "muon_every is set"),
+    ({"memory.huber_delta": 1.0}, "huber_delta is set"),
+    ({"memory.bound": "off", "memory.budget": "full"}, "budget is set"),
+    ({"memory.decay_groups": 2}, "decay_groups is set"),
+    ({"memory.retention": "channel", "memory.decay_groups": 3}, "decay groups"),
+    ({"memory.chunk": 24}, "does not divide the chunk 24"),
+    ({"memory.window": 0}, "window 0"),
+    ({"memory.key_width": 0, "memory.degree": 4}, "sketch"),
+    ({"memory.key_width": 64}, "the width of a head, 32"),
+    ({"dim": 130}, "make dim a multiple of heads"),
+    ({"heads": 0}, "model.heads must be at least 1"),
+    ({"decay_start": 1.0}, "model.decay_start"),
+    ({"rate_max": -1.0}, "model.rate_max"),
+    ({"norm_epsilon": 0.0}, "model.norm_epsilon"),
+    ({"mlp_hidden": -1}, "model.mlp_hidden"),
+  ],
+)
+def test_mistakes_are_said_in_one_line(changes, message):
+  config = configs.replace(models.ModelConfig(), changes)
+  with pytest.raises(UserError, match=message) as caught:
+    config.validate()
+  assert "\n" not in str(caught.value)
+
+
+def test_every_field_has_a_help_text():
+  for name, leaf in configs.leaves(models.ModelConfig).items():
+    assert leaf.doc.endswith("."), name
