@@ -145,7 +145,7 @@ def dual_muon(
 def _decay_since(memory: Memory, c: Coefficients) -> Float[Array, "g b"]:
   """Decay from the last block end before each row to what the row reads."""
   every = memory.optimizer.every
-  groups, size, _ = c.decay.shape
+  size = c.decay.shape[-1]
   # decay[t, n] multiplies the gates after n up to t; the block that holds row t
   # starts after row first - 1, and the very first one after the chunk's start.
   row = jax.lax.broadcasted_iota(jnp.int32, (size, size), 0)
