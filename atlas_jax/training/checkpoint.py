@@ -26,7 +26,9 @@ from atlas_jax.training.integrity import checksums
 from atlas_jax.training.step import TrainState
 
 _STATE = "state"
-_policies = ocp.training.preservation_policies
+# Their exported types are not those that the exported functions ask for.
+_keep: Any = ocp.training.preservation_policies
+_save: Any = ocp.training.save_decision_policies
 
 
 class Checkpoints:
@@ -45,11 +47,9 @@ class Checkpoints:
     self._quiet = contextlib.ExitStack()
     with _writing(self.folder):
       self._orbax = ocp.training.Checkpointer(
-        self.folder,
-        preservation_policy=_policies.LatestN(keep),
-        save_decision_policy=(
-          ocp.training.save_decision_policies.FixedIntervalPolicy(1)
-        ),
+        os.fspath(self.folder),
+        preservation_policy=_keep.LatestN(keep),
+        save_decision_policy=_save.FixedIntervalPolicy(1),
         # What a killed process left unfinished.
         cleanup_tmp_directories=True,
       )
@@ -147,7 +147,9 @@ def read_metadata(checkpoint: pathlib.Path) -> dict[str, Any]:
     UserError: The checkpoint is damaged.
   """
   with _reading(checkpoint):
-    metadata = ocp.checkpointables_metadata(checkpoint).custom_metadata
+    metadata = ocp.checkpointables_metadata(
+      os.fspath(checkpoint)
+    ).custom_metadata
     if not isinstance(metadata, dict) or "checksums" not in metadata:
       raise ValueError("its metadata are missing")
   return metadata
@@ -157,7 +159,9 @@ def read_state(checkpoint: pathlib.Path, abstract: TrainState) -> TrainState:
   """Reads a whole state; see `Checkpoints.restore`."""
   with _reading(checkpoint):
     saved = read_metadata(checkpoint)["checksums"]
-    state = ocp.load_checkpointables(checkpoint, {_STATE: abstract})[_STATE]
+    state = ocp.load_checkpointables(os.fspath(checkpoint), {_STATE: abstract})[
+      _STATE
+    ]
     _verify(state, saved)
   return state
 
@@ -174,7 +178,9 @@ def read_params(checkpoint: pathlib.Path, abstract: Any) -> Any:
   """
   with _reading(checkpoint):
     sums = read_metadata(checkpoint)["checksums"]
-    saved = ocp.checkpointables_metadata(checkpoint).metadata[_STATE]["params"]
+    saved = ocp.checkpointables_metadata(os.fspath(checkpoint)).metadata[
+      _STATE
+    ]["params"]
   _compare(checkpoint, _shapes(saved), _shapes(abstract))
   with (
     _reading(checkpoint),
@@ -185,7 +191,7 @@ def read_params(checkpoint: pathlib.Path, abstract: Any) -> Any:
     ),
   ):
     target = {_STATE: {"params": abstract}}
-    state = ocp.load_checkpointables(checkpoint, target)[_STATE]
+    state = ocp.load_checkpointables(os.fspath(checkpoint), target)[_STATE]
     _verify(state, sums)
   return state["params"]
 

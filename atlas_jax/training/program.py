@@ -75,9 +75,9 @@ def make_program(
   replicated = NamedSharding(mesh, sharding.REPLICATED)
   rows = NamedSharding(mesh, sharding.BATCH)
   params = sharding.parameter_shardings(shapes.params, mesh)
-  placed = step.TrainState(
-    step=replicated,
-    halted=replicated,
+  placed: Any = step.TrainState(
+    replicated,  # pyright: ignore[reportArgumentType]
+    replicated,  # pyright: ignore[reportArgumentType]
     params=params,
     opt_state=sharding.optimizer_shardings(optimizer, shapes.opt_state, params),
   )

@@ -170,7 +170,9 @@ class Bar:
 def for_stream(stream: TextIO | None = None) -> Reporter:
   """Chooses a bar on a terminal and lines elsewhere (None: stderr)."""
   stream = stream or sys.stderr
-  return Bar(stream) if stream.isatty() else Lines(stream)
+  if stream is not None and stream.isatty():
+    return Bar(stream)
+  return Lines(stream)
 
 
 def summary(metrics: Mapping[str, float]) -> str:

@@ -45,7 +45,7 @@ REPLICATED = PartitionSpec()
 
 
 def make_mesh(
-  data: int, fsdp: int, devices: Sequence[jax.Device] | None = None
+  data: int, fsdp: int, devices: Sequence[Any] | None = None
 ) -> Mesh:
   """Arranges devices (None: all) as a mesh of axes `data` and `fsdp`.
 

@@ -42,6 +42,12 @@ def process(tmp_path_factory):
   return start
 
 
+def said(done):
+  """The lines on stderr, but for those of XLA loading what it compiled."""
+  lines = done.stderr.splitlines()
+  return [line for line in lines if "cpu_aot_loader" not in line]
+
+
 def steps_of(folder):
   return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
@@ -82,7 +88,7 @@ def test_killed_filled_and_stopped_ends_in_the_bits_of_the_whole(
   # The disk is full when the next checkpoint is due.
   done = process(folder, full_after=7)
   assert done.returncode == 2
-  (line,) = done.stderr.splitlines()
+  (line,) = said(done)
   assert line.startswith("error: cannot write a checkpoint to ")
   assert "File too large): free some space there" in line
   assert "4" in steps_of(folder)
@@ -91,7 +97,7 @@ def test_killed_filled_and_stopped_ends_in_the_bits_of_the_whole(
   # Asked to stop.
   done = process(folder, signal_after=9)
   assert (done.returncode, done.stdout) == (0, "stopped 10\n"), done.stderr
-  assert done.stderr == ""
+  assert said(done) == []
   assert steps_of(folder) == ["10", "8"]
 
   done = process(folder)
