@@ -50,7 +50,7 @@ class MixerOutput(NamedTuple):
       (how much tokens surprised the memory); `gate_decay` (alpha),
       `gate_momentum` (theta), `gate_rate` (eta) and `gate_window` (gamma,
       summed over the window), as far as the memory has them; `memory_norm`
-      (of the weights after the last whole chunk, where a state is returned).
+      (of the weights after the last whole chunk).
   """
 
   y: Array
@@ -383,7 +383,6 @@ def _metrics(
     metrics["gate_decay"] = mean(jnp.exp(gates.log_decay))
   if memory.has_momentum:
     metrics["gate_momentum"] = mean(jnp.exp(gates.log_momentum))
-  if out.state is not None:
-    norm = jax.lax.stop_gradient(am.norm(out.state))
-    metrics["memory_norm"] = jnp.mean(norm).astype(jnp.float32)
+  norm = jax.lax.stop_gradient(out.weight_norm)
+  metrics["memory_norm"] = jnp.mean(norm).astype(jnp.float32)
   return metrics

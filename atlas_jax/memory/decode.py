@@ -11,7 +11,7 @@ from atlas_jax.memory import step as steps
 from atlas_jax.memory.config import Memory
 from atlas_jax.memory.factors import prepare
 from atlas_jax.memory.gates import Gates
-from atlas_jax.memory.state import MemoryState, Pending
+from atlas_jax.memory.state import MemoryState, Pending, norm
 from atlas_jax.memory.step import Head
 from atlas_jax.memory.stream import Output, apply
 
@@ -55,7 +55,7 @@ def step(
       mask=mask,
       implementation=implementation,
     )
-    return Output(out.y[:, 0], out.state, out.inner_loss[:, 0])
+    return out._replace(y=out.y[:, 0], inner_loss=out.inner_loss[:, 0])
   if state.cache is None:
     state = with_cache(memory, params, state)
   dtype = state.tail_key.dtype
@@ -69,7 +69,7 @@ def step(
   tokens = jax.tree.map(keep, tokens)
   shared = prepare(memory, params, key.shape[-1], dtype)
   state, y, loss = _step(memory, shared, state, *tokens, valid)
-  return Output(y.astype(value.dtype), state, loss)
+  return Output(y.astype(value.dtype), state, loss, norm(state.weights))
 
 
 def with_cache(

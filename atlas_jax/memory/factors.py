@@ -93,9 +93,9 @@ def factors(
   error, loss = jax.grad(objective, has_aux=True)(y)
   (u,) = pull(error)
   bound = memory.bound or bounds.UNBOUNDED
-  one = jnp.ones_like(loss)
-  if bound.error_clip is None and bound.budget is None:
-    return Factors(x, u, one, {}, loss)
+  free = bound.error_clip is None and bound.budget is None
+  if free or memory.orthogonalises:
+    return Factors(x, u, jnp.ones_like(loss), {}, loss)
   size = gradient_size(table, shared, x, u)
   clip = bounds.clip_scale(bound, size, value.shape[-1])
   gain = {name: bounds.gain(u[name], error) for name in u}

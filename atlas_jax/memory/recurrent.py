@@ -133,14 +133,15 @@ def _token(memory: Memory, shared, run: _Running, query, key, value, gate):
   gradient, error, loss = _gradients(memory, shared, run.weights, keys, values)
   bound, width = memory.bound, values.shape[-1]
   clip = jnp.ones((columns,), keys.dtype)
-  if bound is not None and bound.error_clip is not None:
+  muon = isinstance(memory.optimizer, Muon)
+  if bound is not None and bound.error_clip is not None and not muon:
     limit = bound.error_clip * math.sqrt(width)
     clip = limit / jnp.maximum(_length(gradient, 1), limit)
   rate = gate.rate
   written = run.written + rate * gamma
   scale = run.scale
   if bound is not None and bound.budget is not None:
-    if memory.objective.curvature and not isinstance(memory.optimizer, Muon):
+    if memory.objective.curvature and not muon:
       overlap = memory.objective.curvature * _overlap(gradient, error, clip)
       if bound.budget == "full":
         growth = jnp.matmul(written, overlap, precision=_HIGHEST)
@@ -173,7 +174,7 @@ def _token(memory: Memory, shared, run: _Running, query, key, value, gate):
     wrote_s = {n: keep * wrote_s[n] + rate * step[n] for n in step}
     kept_w = {n: kept_w[n] - kept_s[n] for n in kept_w}
     wrote_w = {n: wrote_w[n] + wrote_s[n] for n in wrote_w}
-  elif isinstance(memory.optimizer, Muon):
+  elif muon:
     kept_s = {n: keep * s for n, s in kept_s.items()}
     wrote_s = {n: keep * wrote_s[n] + step[n] for n in step}
     at_end = (run.count + 1) % memory.optimizer.every == 0

@@ -126,9 +126,7 @@ def reset(
   return jax.tree.map(choose, fresh, state)
 
 
-def norm(state: MemoryState) -> Float[Array, "B H"]:
-  """Frobenius norm of all weights of each head at its last chunk border."""
-  norms = [
-    safe_norm(w, (-2, -1))[..., 0] for w in jax.tree.leaves(state.weights)
-  ]
+def norm(weights: Weights) -> Float[Array, "B H"]:
+  """Frobenius norm of all weights of each head (of `state.weights`)."""
+  norms = [safe_norm(w, (-2, -1))[..., 0] for w in jax.tree.leaves(weights)]
   return safe_norm(jnp.concatenate(norms, -1), -1)[..., 0]

@@ -19,7 +19,7 @@ from atlas_jax.memory.factors import Carry, Tokens, prepare
 from atlas_jax.memory.gates import Gates
 from atlas_jax.memory.recurrent import recurrent
 from atlas_jax.memory.scan import scan_chunks
-from atlas_jax.memory.state import MemoryState, Pending, init_state
+from atlas_jax.memory.state import MemoryState, Pending, init_state, norm
 
 
 class Output(NamedTuple):
@@ -30,11 +30,13 @@ class Output(NamedTuple):
     state: the state after the last token; None with `aligned`.
     inner_loss: each token's objective at the weights of its chunk's start,
       which is how much it surprised the memory; 0 at masked places.
+    weight_norm: Frobenius norm of each head's weights at the last chunk border.
   """
 
   y: Float[Array, "B T H V"]
   state: MemoryState | None
   inner_loss: Float[Array, "B T H"]
+  weight_norm: Float[Array, "B H"]
 
 
 def apply(
@@ -76,7 +78,7 @@ def apply(
     form: inside a chunk "dual", or "associative" (same numbers).
 
   Returns:
-    read-outs, state and inner losses.
+    read-outs, state, inner losses and the norm of the weights.
 
   Raises:
     UserError: shapes that do not fit, contradictory arguments, or an
@@ -114,8 +116,11 @@ def apply(
     y, state, loss = _reference(
       memory, params, tokens, state_in, mask, segment_ids, layout
     )
+    weights = state.weights
   elif aligned:
-    y, loss = _aligned(memory, params, tokens, segment_ids, form, dtype)
+    y, weights, loss = _aligned(
+      memory, params, tokens, segment_ids, form, dtype
+    )
   else:
     compaction = None
     if mask is not None:
@@ -136,9 +141,12 @@ def apply(
     y, state, loss = _chunked(memory, params, tokens, state_in, layout, form)
     if compaction is not None:
       y, loss = compaction.scatter(y), compaction.scatter(loss)
+    weights = state.weights
   if mask is not None:
     y, loss = _masked(mask, y), _masked(mask, loss)
-  return Output(y.astype(value.dtype), None if aligned else state, loss)
+  return Output(
+    y.astype(value.dtype), None if aligned else state, loss, norm(weights)
+  )
 
 
 def _chunked(memory: Memory, params, tokens: Tokens, state, layout, form):
@@ -232,7 +240,7 @@ def _aligned(memory: Memory, params, tokens: Tokens, segment_ids, form, dtype):
     state.tail_value.swapaxes(1, 2),
     state.seen,
   )
-  _, (y, loss) = _scan(
+  carry, (y, loss) = _scan(
     memory,
     params,
     carry,
@@ -242,7 +250,7 @@ def _aligned(memory: Memory, params, tokens: Tokens, segment_ids, form, dtype):
     form=form,
   )
   flat = lambda x: x.reshape(batch, -1, *x.shape[3:])[:, :length]
-  return flat(y), flat(loss)
+  return flat(y), carry.weights, flat(loss)
 
 
 def _scan(memory: Memory, params, carry: Carry, tokens: Tokens, **options):
