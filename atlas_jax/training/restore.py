@@ -26,6 +26,7 @@ class Trained(NamedTuple):
     config: The run's configuration.
     step: Steps trained.
     record: All that the run recorded of itself with this checkpoint.
+    home: The run's folder.
   """
 
   model: Any
@@ -33,6 +34,12 @@ class Trained(NamedTuple):
   config: ExperimentConfig
   step: int
   record: dict[str, Any]
+  home: pathlib.Path
+
+  @property
+  def is_trained(self) -> bool:
+    """Whether the weights are other than random."""
+    return self.step > 0 or self.record.get("init_from") is not None
 
 
 def load(path: str | os.PathLike[str]) -> Trained:
@@ -71,4 +78,5 @@ def load(path: str | os.PathLike[str]) -> Trained:
     config=config,
     step=int(folder.name),
     record=record,
+    home=home,
   )

@@ -50,7 +50,7 @@ def test_every_supported_python_has_pins_that_setup_cfg_allows(version):
   options = setup()["options"]
   extras = setup()["options.extras_require"]
   wanted = [options["install_requires"], extras["dev"]]
-  wanted += [extras[name] for name in ("tb", "text", "plot")]
+  wanted += [extras[name] for name in ("tb", "text", "plot", "export")]
   for text in wanted:
     for name, requirement in requirements(text).items():
       if name != "atlas-jax":
