@@ -1,6 +1,7 @@
 """Names, shapes and counts of parameters, which checkpoints depend on."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 from flax import nnx
 
@@ -54,6 +55,10 @@ def table(config):
   }
 
 
+def _bytes(tree):
+  return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
 def test_names_and_shapes_are_pinned():
   lines = [
     f"{name} {','.join(map(str, shape))}"
@@ -78,8 +83,13 @@ def test_size_counts_what_is_there():
   assert size.start == start
   assert size.start_share == start / size.parameters
   assert size.embedding == 16 * 16
-  state = model.prepare(model.init_state(1))
-  assert size.state_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+  assert size.state_bytes == _bytes(model.init_state(1))
+  step = lambda model: model.step(
+    jnp.zeros((1,), jnp.int32), model.init_state(1)
+  )
+  assert size.state_bytes + size.cache_bytes == _bytes(
+    jax.eval_shape(step, model)[1]
+  )
   # Three chunks of 4, two heads, weights and momentum, float32.
   assert size.carry_bytes == 3 * 2 * 2 * (16 * 15 + 8 * 16) * 4
 
