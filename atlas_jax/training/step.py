@@ -32,8 +32,8 @@ class TrainState(NamedTuple):
     halted: True after a step with a non-finite loss or gradient; from then on
       steps change nothing, so that the weights before the failure remain even
       though later steps were already dispatched.
-    params: The parameters, float32.
-    opt_state: The optimizer's state.
+    params: The parameters.
+    opt_state: The optimizer's state, of the parameters' types.
   """
 
   step: Int[Array, ""]
@@ -101,10 +101,10 @@ def train_step(
     rate = jnp.asarray(schedule(state.step), jnp.float32)
   params = optax.apply_updates(state.params, updates)
 
-  metrics["grad_norm"] = optax.tree.norm(grads)
-  metrics["param_norm"] = optax.tree.norm(state.params)
+  metrics["grad_norm"] = _norm(grads)
+  metrics["param_norm"] = _norm(state.params)
   count = sum(leaf.size for leaf in jax.tree.leaves(updates))
-  metrics["update_rms"] = optax.tree.norm(updates) / math.sqrt(count)
+  metrics["update_rms"] = _norm(updates) / math.sqrt(count)
   metrics["learning_rate"] = rate
   finite = jnp.all(
     jnp.isfinite(
@@ -147,7 +147,7 @@ def _gradients(
     nats, extra = losses(params, micro)
     loss = jnp.sum(nats * micro["weights"]) / tokens
     share = jnp.sum(micro["weights"]) / tokens
-    extra = {k: v.astype(jnp.float32) * share for k, v in extra.items()}
+    extra = {k: _float32(v) * share for k, v in extra.items()}
     return loss, {"loss": loss, **extra}
 
   grad = jax.grad(loss_and_metrics, has_aux=True)
@@ -157,17 +157,28 @@ def _gradients(
     micros = jax.tree.map(lambda x: _split(x, accumulate), dict(batch))
     first = jax.tree.map(lambda x: x[0], micros)
     zeros = jax.tree.map(
-      lambda x: jnp.zeros(x.shape, x.dtype),
+      lambda x: jnp.zeros(x.shape, jnp.float32),
       jax.eval_shape(grad, params, first),
     )
 
     def add(total: Any, micro: Batch):
-      return jax.tree.map(jnp.add, total, grad(params, micro)), None
+      part = jax.tree.map(_float32, grad(params, micro))
+      return jax.tree.map(jnp.add, total, part), None
 
     (grads, metrics), _ = jax.lax.scan(add, zeros, micros)
+    grads = jax.tree.map(lambda x, p: x.astype(p.dtype), grads, params)
   metrics = dict(metrics)
   metrics["bits_per_byte"] = bits_per_byte(metrics["loss"] * tokens, bytes_)
   return grads, metrics
+
+
+def _norm(tree: Any) -> Float[Array, ""]:
+  """The global norm in float32, whatever the leaves are."""
+  return optax.tree.norm(jax.tree.map(_float32, tree))
+
+
+def _float32(x: Array) -> Array:
+  return x.astype(jnp.float32)
 
 
 def _split(x: Array, parts: int) -> Array:

@@ -15,6 +15,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from absl import logging
+
 from atlas_jax import config as configs
 from atlas_jax.errors import UserError
 from atlas_jax.training import identity
@@ -76,12 +78,14 @@ class Workdir:
     with file:
       try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except OSError:
+      except BlockingIOError:
         file.seek(0)
         raise UserError(
           f"{self.path} is in use by process {file.read().strip() or '?'}: "
           "stop that one, or give another --workdir"
         ) from None
+      except OSError as error:
+        logging.warning("cannot lock %s: %s", self.path, error)
       file.truncate(0)
       file.write(f"{os.getpid()}\n")
       file.flush()

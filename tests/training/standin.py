@@ -155,13 +155,22 @@ def some_batch(rows: int = 8) -> dict[str, np.ndarray]:
   return with_bytes(batch, TOKENIZER.byte_length)
 
 
+class _Mine(grain.transforms.Map):
+  """This process's rows of a batch."""
+
+  def map(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    rows = len(batch["tokens"]) // jax.process_count()
+    begin = rows * jax.process_index()
+    return {name: part[begin : begin + rows] for name, part in batch.items()}
+
+
 def make(config: ExperimentConfig) -> Task:
   """The task of the tiny model on the tiny data."""
   held = grain.MapDataset.range(1000, 1016).map(_Windows()).batch(8)
   return Task(
     build=Build(config.train.seed),
-    batches=lambda: pipeline.iterate(batches(config)),
-    heldout=[with_bytes(x, TOKENIZER.byte_length) for x in held],
+    batches=lambda: pipeline.iterate(batches(config).map(_Mine())),
+    heldout=[with_bytes(x, TOKENIZER.byte_length) for x in held.map(_Mine())],
     tokenizer=TOKENIZER,
     fingerprint="tiny",
   )
@@ -215,9 +224,14 @@ def main() -> None:
   `kill_after`: the step after which the process is killed, once checkpoint 4
   is whole; `kill_saving`: the step in the middle of whose saving it is;
   `signal_after`: the step after which it gets SIGTERM; `full_after`: the step
-  after which the disk is full.
+  after which the disk is full; `process`: [index, count, port] of one process
+  of several; `devices`: how many each simulates.
   """
   workdir, options = sys.argv[1], json.loads(sys.argv[2])
+  jax.config.update("jax_num_cpu_devices", options.get("devices", 1))
+  if "process" in options:
+    index, count, port = options["process"]
+    jax.distributed.initialize(f"localhost:{port}", count, index)
   if "kill_saving" in options:
     _kill_at_rename(options["kill_saving"])
 

@@ -157,7 +157,8 @@ def test_a_step_keeps_every_dtype_also_of_bfloat16(text, tmp_path, accumulate):
   ]
   chex.assert_trees_all_equal(*dtypes)
   assert program.abstract.params["embedding"].dtype == "bfloat16"
-  assert {leaf.dtype for leaf in report.metrics.values()} == {"float32"}
+  for name, metric in report.metrics.items():
+    assert metric.dtype == "float32", name
 
 
 def nested(tree):

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 
@@ -14,13 +15,14 @@ import standin
 from atlas_jax.training import checkpoint
 from atlas_jax.training.program import make_program
 from atlas_jax.training.sharding import make_mesh
+from atlas_jax.training.writers import read_json_lines
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory):
-  """Runs the stand-in as a program: (folder, options) -> completed process."""
+  """Starts the stand-in as a program: (folder, options) -> its process."""
   environment = {
     **os.environ,
     "JAX_PLATFORMS": "cpu",
@@ -30,16 +32,24 @@ def process(tmp_path_factory):
   }
 
   def start(folder, **options):
-    return subprocess.run(
-      [sys.executable, standin.__file__, folder, json.dumps(options)],
+    command = [sys.executable, standin.__file__, folder, json.dumps(options)]
+    return subprocess.Popen(
+      command,
       env=environment,
-      capture_output=True,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
       text=True,
-      timeout=300,
-      check=False,
     )
 
   return start
+
+
+def ended(process):
+  """The process's code and output, once it has ended."""
+  stdout, stderr = process.communicate(timeout=300)
+  return subprocess.CompletedProcess(
+    process.args, process.returncode, stdout, stderr
+  )
 
 
 def said(done):
@@ -67,26 +77,23 @@ def test_killed_filled_and_stopped_ends_in_the_bits_of_the_whole(
   process, tmp_path
 ):
   whole, folder = tmp_path / "whole", tmp_path / "run"
-  done = process(whole)
+  done = ended(process(whole))
   assert (done.returncode, done.stdout) == (0, "finished 12\n"), done.stderr
 
   # Killed in the middle of a run, two steps after a checkpoint.
-  done = process(folder, kill_after=6)
+  done = ended(process(folder, kill_after=6))
   assert done.returncode == -9
   assert steps_of(folder) == ["4"]
-  steps = [
-    json.loads(line)["step"]
-    for line in (folder / "metrics.jsonl").read_text().splitlines()
-  ]
-  assert steps[-1] > 4, "there must be lines to be written anew"
+  lines = read_json_lines(folder / "metrics.jsonl")
+  assert lines[-1]["step"] > 4, "there must be lines to be written anew"
 
   # Killed in the middle of saving.
-  done = process(folder, kill_saving=8)
+  done = ended(process(folder, kill_saving=8))
   assert done.returncode == -9
   assert steps_of(folder) == ["4", "8.orbax-checkpoint-tmp"]
 
   # The disk is full when the next checkpoint is due.
-  done = process(folder, full_after=7)
+  done = ended(process(folder, full_after=7))
   assert done.returncode == 2
   (line,) = said(done)
   assert line.startswith("error: cannot write a checkpoint to ")
@@ -95,15 +102,43 @@ def test_killed_filled_and_stopped_ends_in_the_bits_of_the_whole(
   assert "8" not in steps_of(folder)
 
   # Asked to stop.
-  done = process(folder, signal_after=9)
+  done = ended(process(folder, signal_after=9))
   assert (done.returncode, done.stdout) == (0, "stopped 10\n"), done.stderr
   assert said(done) == []
   assert steps_of(folder) == ["10", "8"]
 
-  done = process(folder)
+  done = ended(process(folder))
   assert (done.returncode, done.stdout) == (0, "finished 12\n"), done.stderr
   for name in ("metrics.jsonl", "config.json"):
     assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
   chex.assert_trees_all_equal(
     final_state(folder), final_state(whole), strict=True
   )
+
+
+@pytest.mark.full
+def test_two_processes_agree_with_one_and_stop_together(process, tmp_path):
+  with socket.socket() as free:
+    free.bind(("localhost", 0))
+    port = free.getsockname()[1]
+  alone, folder = tmp_path / "alone", tmp_path / "run"
+  done = ended(process(alone, devices=4))
+  assert done.returncode == 0, done.stderr
+
+  both = [
+    process(folder, devices=2, process=[i, 2, port], signal_after=[5, None][i])
+    for i in range(2)
+  ]
+  done = [ended(one) for one in both]
+  stopped = [one.stdout.splitlines()[-1] for one in done]
+  assert stopped[0].startswith("stopped "), done[0].stderr
+  assert stopped[0] == stopped[1]
+  assert steps_of(folder)[0] == stopped[0].split()[1]
+
+  # One process goes on from what two have saved.
+  done = ended(process(folder, devices=4))
+  assert done.returncode == 0, done.stderr
+  lines = [read_json_lines(x / "metrics.jsonl") for x in (alone, folder)]
+  assert len(lines[0]) == len(lines[1])
+  for one, other in zip(*lines, strict=True):
+    assert one == pytest.approx(other, rel=1e-5)
