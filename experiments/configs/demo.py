@@ -10,20 +10,27 @@ Command:
 or
   python -m experiments.train --config=demo --workdir=DIR
 
-A memory sees keys of width 32 per head: narrowed to 16 and lifted to the 153
+A memory sees keys of width 64 per head: narrowed to 16 and lifted to the 153
 monomials of degree 2 (titans: as they are). Sizes, with bytes as tokens:
 
 | preset | parameters | start weights | state | carries, T = 4096 |
 |---|---|---|---|---|
-| `demo` | 1.1 M | 8.5% | 1.1 MiB | 11.6 MiB |
-| `demo_omeganet` | 1.1 M | 8.5% | 0.8 MiB | 5.8 MiB |
-| `demo_titans` | 1.0 M | 3.2% | 0.5 MiB | 4.0 MiB |
-| `demo_atlas_pp` | 1.2 M | 14.6% | 1.7 MiB | 21.1 MiB |
+| `demo` | 1.4 M | 5.8% | 0.8 MiB | 40.7 MiB |
+| `demo_omeganet` | 1.4 M | 5.8% | 0.4 MiB | 20.3 MiB |
+| `demo_titans` | 1.4 M | 3.5% | 0.5 MiB | 24.0 MiB |
+| `demo_atlas_pp` | 1.5 M | 9.6% | 1.2 MiB | 69.4 MiB |
 """
 
 from atlas_jax.data.config import DataConfig
 from atlas_jax.models.config import MemoryOptions, ModelConfig
 from atlas_jax.training.config import ExperimentConfig, TrainConfig
+
+# Short chunks and windows, and one orthogonalised step a chunk: what a small
+# model on a CPU affords. Wider memories would be a quarter of its parameters.
+_MEMORY = MemoryOptions(expansion=1.0, chunk=32)
+_WINDOW = MemoryOptions(expansion=1.0, chunk=32, window=4)
+_MUON = MemoryOptions(expansion=1.0, chunk=32, window=4, muon_every=32)
+_OPTIONS = {"atlas": _MUON, "atlas_pp": _MUON, "omeganet": _WINDOW}
 
 
 def get(mixer: str = "atlas") -> ExperimentConfig:
@@ -31,14 +38,21 @@ def get(mixer: str = "atlas") -> ExperimentConfig:
   return ExperimentConfig(
     model=ModelConfig(
       mixer=mixer,
-      layers=4,
-      dim=128,
-      heads=4,
-      # Wider memories would be a quarter of so small a model.
-      memory=MemoryOptions(expansion=1.0),
+      layers=2,
+      dim=192,
+      heads=3,
+      mlp_hidden=768,
+      # Activations of so short windows fit; computing them twice costs time.
+      remat=False,
+      memory=_OPTIONS.get(mixer, _MEMORY),
     ),
-    data=DataConfig(window=512),
+    data=DataConfig(window=256, eval_windows=128),
     train=TrainConfig(
-      steps=400, batch=16, learning_rate=3e-3, warmup=40, eval_every=100
+      steps=400,
+      batch=8,
+      learning_rate=4e-3,
+      warmup=30,
+      beta2=0.98,
+      eval_every=100,
     ),
   )
