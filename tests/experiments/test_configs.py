@@ -43,10 +43,11 @@ def test_sizes_are_those_of_the_paper(size, mixer):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_variants_differ_in_the_mixer_only(name):
+def test_variants_differ_in_the_memory_only(name):
   preset = PRESETS[name]()
   size = "demo" if name.startswith("demo") else name.rsplit("_", 1)[-1]
   base = PRESETS["demo" if size == "demo" else f"atlas_{size}"]()
-  assert config.replace(preset, {"model.mixer": "atlas"}) == base
+  memory = {"model.mixer": "atlas", "model.memory": base.model.memory}
+  assert config.replace(preset, memory) == base
   mixer = name.removeprefix("demo_").removesuffix(f"_{size}")
   assert preset.model.mixer == ("atlas" if mixer == "demo" else mixer)
