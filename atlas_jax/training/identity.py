@@ -1,11 +1,18 @@
 """Which runs are the same run: what a resumed run may and may not change."""
 
+import os
+import platform
 from collections.abc import Mapping
 from typing import Any
 
+import flax
+import jax
+
+import atlas_jax
 from atlas_jax import config as configs
 from atlas_jax.errors import UserError
 from atlas_jax.training.config import ExperimentConfig
+from atlas_jax.training.task import Task
 
 # These change neither the numbers of a step nor the order of the data; all
 # other fields do. `train.steps` moves the end of the run (and of the cosine,
@@ -65,3 +72,60 @@ def refuse_other_run(
     f"the same settings, another --workdir, or another --workdir with "
     f"--init_from={workdir} to start anew from its weights"
   )
+
+
+def describe(
+  config: ExperimentConfig,
+  task: Task,
+  parameters: int,
+  init_from: str | os.PathLike[str] | None,
+  old: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+  """Describes a run as its folder and its checkpoints record it.
+
+  Args:
+    config: The configuration.
+    task: What it trains; the tokenizer and the text have fingerprints.
+    parameters: Numbers in the model.
+    init_from: Where its first weights come from.
+    old: What the folder recorded before, if it did; its beginning and its
+      history are kept.
+
+  Raises:
+    UserError: The run differs from that of `old` in what no field says.
+  """
+  record = {
+    "config": configs.to_dict(config),
+    "tokenizer": task.tokenizer.fingerprint,
+    "vocab": task.tokenizer.vocab_size,
+    "text": task.fingerprint,
+    "init_from": None if init_from is None else os.fspath(init_from),
+    "parameters": parameters,
+    "versions": {
+      "atlas_jax": atlas_jax.__version__,
+      "python": platform.python_version(),
+      "jax": jax.__version__,
+      "flax": flax.__version__,
+      "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    },
+    "history": [],
+  }
+  if old is None:
+    return record
+  for name, what in (("tokenizer", "tokenizer"), ("text", "training text")):
+    if old.get(name) != record[name]:
+      raise UserError(
+        f"the {what} is no longer the one that this run began with, though "
+        "its settings are the same: bring it back, or start anew in another "
+        "--workdir"
+      )
+  if init_from is not None and record["init_from"] != old.get("init_from"):
+    raise UserError(
+      f"this run began from {old.get('init_from') or 'new weights'}, not from "
+      f"{init_from}: leave --init_from away to go on, or give another --workdir"
+    )
+  return {
+    **record,
+    "init_from": old.get("init_from"),
+    "history": list(old.get("history", ())),
+  }

@@ -4,18 +4,14 @@ import collections
 import contextlib
 import dataclasses
 import os
-import platform
 import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import flax
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-import atlas_jax
-from atlas_jax import config as configs
 from atlas_jax.errors import UserError
 from atlas_jax.training import checkpoint, identity, progress, writers
 from atlas_jax.training.config import ExperimentConfig
@@ -95,8 +91,9 @@ def train(
     task = task or make_task(config, home.path)
     mesh = make_mesh(*config.mesh.shape(jax.device_count()))
     program = make_program(task.build, config.train, mesh)
-    old = home.read()
-    record = _record(config, task, program, init_from, old)
+    record = identity.describe(
+      config, task, program.parameters, init_from, home.read()
+    )
     saved = stack.enter_context(
       checkpoint.Checkpoints(home.checkpoints, config.train.keep)
     )
@@ -127,7 +124,7 @@ def train(
       batches=batches,
       record=record,
       reporter=reporter,
-      measured=_measured(home),
+      measured=home.heldout(),
       writer=_writer(config, home, step or 0) if primary else None,
       timing=writers.JsonLines(home.timing) if primary else None,
     )
@@ -337,65 +334,6 @@ def _resume(
   identity.refuse_other_run(changed, str(home.path))
   batches.set_state(metadata["position"])
   return saved.restore(step, program.abstract)
-
-
-def _record(
-  config: ExperimentConfig,
-  task: Task,
-  program: Program,
-  init_from: str | os.PathLike[str] | None,
-  old: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-  """Describes the run; refuses one that differs from the folder's."""
-  record = {
-    "config": configs.to_dict(config),
-    "tokenizer": task.tokenizer.fingerprint,
-    "vocab": task.tokenizer.vocab_size,
-    "text": task.fingerprint,
-    "init_from": None if init_from is None else os.fspath(init_from),
-    "parameters": program.parameters,
-    "versions": {
-      "atlas_jax": atlas_jax.__version__,
-      "python": platform.python_version(),
-      "jax": jax.__version__,
-      "flax": flax.__version__,
-      "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-    },
-    "history": [],
-  }
-  if old is None:
-    return record
-  for name, what in (("tokenizer", "tokenizer"), ("text", "training text")):
-    if old.get(name) != record[name]:
-      raise UserError(
-        f"the {what} is no longer the one that this run began with, though "
-        "its settings are the same: bring it back, or start anew in another "
-        "--workdir"
-      )
-  if init_from is not None and record["init_from"] != old.get("init_from"):
-    raise UserError(
-      f"this run began from {old.get('init_from') or 'new weights'}, not from "
-      f"{init_from}: leave --init_from away to go on, or give another --workdir"
-    )
-  return {
-    **record,
-    "init_from": old.get("init_from"),
-    "history": list(old.get("history", ())),
-  }
-
-
-def _measured(home: Workdir) -> dict[int, dict[str, float]]:
-  """Returns the held-out metrics that earlier calls have written."""
-  if not home.metrics.exists():
-    return {}
-  prefix = "heldout/"
-  return {
-    line["step"]: {
-      k.removeprefix(prefix): v for k, v in line.items() if k != "step"
-    }
-    for line in writers.read_json_lines(home.metrics)
-    if any(name.startswith(prefix) for name in line)
-  }
 
 
 def _writer(

@@ -125,6 +125,19 @@ class Workdir:
     """Records the run: `config` and whatever else tells it from others."""
     write_json(self.record, record)
 
+  def heldout(self) -> dict[int, dict[str, float]]:
+    """Returns the held-out metrics written so far, by step."""
+    if not self.metrics.exists():
+      return {}
+    prefix = "heldout/"
+    return {
+      line["step"]: {
+        k.removeprefix(prefix): v for k, v in line.items() if k != "step"
+      }
+      for line in read_json_lines(self.metrics)
+      if any(name.startswith(prefix) for name in line)
+    }
+
   def rewind(self, step: int) -> None:
     """Drops lines of later steps, which a resumed run will write anew.
 
