@@ -1,8 +1,11 @@
 """A tiny model, a tokenizer of letters, and a run's folder made of them."""
 
 import functools
+import os
 import pathlib
 import string
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -112,3 +115,23 @@ def make_run(
   with checkpoint.Checkpoints(home.checkpoints, 1) as saved:
     saved.save(step, state, {"record": record, "position": {}})
   return folder
+
+
+def run_main(
+  name: str, *arguments: object, stdin: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+  """Runs a main of `experiments` in a process of its own."""
+  settings = {
+    "JAX_PLATFORMS": "cpu",
+    # With as many devices, what this process compiled is found again.
+    "JAX_NUM_CPU_DEVICES": str(jax.device_count()),
+    "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+  }
+  return subprocess.run(
+    [sys.executable, "-m", f"experiments.{name}", *map(os.fsencode, arguments)],
+    input=stdin,
+    capture_output=True,
+    cwd=pathlib.Path(__file__).resolve().parents[2],
+    env={**os.environ, **settings},
+    check=False,
+  )
