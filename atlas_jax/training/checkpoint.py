@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import pathlib
+import re
 import sys
 import time
 import warnings
@@ -260,11 +261,13 @@ def _writing(folder: pathlib.Path) -> Iterator[None]:
     ) from error
 
 
-def _reason(error: Exception) -> str:
-  """The end of an error's first sentence, which is the innermost cause."""
+def _reason(error: BaseException) -> str:
+  """The innermost cause of an error, without what it says of its settings."""
+  while error.__cause__ is not None:
+    error = error.__cause__
   line = (str(error).splitlines() or [type(error).__name__])[0]
-  line = line.split(" [")[0]
-  return line if len(line) <= 160 else "..." + line[-157:]
+  line = re.split(r" \[\w+(?:\[\d+\])?=", line)[0]
+  return line if len(line) <= 100 else line.rsplit(": ", 1)[-1][-160:]
 
 
 class _NoErrors(logging.Filter):
