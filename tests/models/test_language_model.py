@@ -182,6 +182,12 @@ def test_every_parameter_gets_a_gradient():
     for layer in leaf if "blocks" in str(path[0]) else leaf[None]:
       assert jnp.any(layer != 0), path
   assert finite(metrics)
+  # Also where documents are packed and no state is returned.
+  assert set(metrics) == {
+    *("inner_loss", "memory_norm"),
+    *("gate_decay", "gate_momentum", "gate_rate", "gate_window"),
+  }
+  assert metrics["memory_norm"] > 0
 
 
 def test_direct_and_split_use_give_the_same_bits():
