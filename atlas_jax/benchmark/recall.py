@@ -80,9 +80,12 @@ def _errors(
       window.astype(jnp.float32), (*shape, memory.window)
     ),
   )
+  # All rates start from the same weights.
   params = am.init_params(
-    keys[2], memory, heads=heads, key_width=width, value_width=width
+    keys[2], memory, heads=seeds, key_width=width, value_width=width
   )
+  tile = lambda w: jnp.tile(w, (rates, *[1] * (w.ndim - 1)))
+  params["start"] = jax.tree.map(tile, params["start"])
   y = jax.jit(lambda *args: am.apply(memory, params, *args).y)(
     key, key, value, gates
   )
