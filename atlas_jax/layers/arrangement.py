@@ -33,7 +33,7 @@ class Arrangement(NamedTuple):
     if self.compaction is not None:
       return self.compaction.gather(x)
     if self.valid is not None:
-      return self._zeroed(x)
+      return _zeroed(self.valid, x)
     return x
 
   def scatter(self, y: Array) -> Array:
@@ -41,17 +41,13 @@ class Arrangement(NamedTuple):
     if self.compaction is not None:
       return self.compaction.scatter(y)
     if self.valid is not None:
-      return self._zeroed(y)
+      return _zeroed(self.valid, y)
     return y
 
   @property
   def lengths(self) -> Int[Array, "B"] | None:
     """Valid tokens at the front of each row; None: all, or anywhere."""
     return None if self.layout is None else self.layout.lengths
-
-  def _zeroed(self, x: Array) -> Array:
-    valid = self.valid.reshape(*self.valid.shape, *[1] * (x.ndim - 2))
-    return jnp.where(valid, x, jnp.zeros((), x.dtype))
 
 
 def arrange(
@@ -125,6 +121,11 @@ def arrange(
     if compaction is None
     else jnp.arange(length, dtype=jnp.int32)[None] < layout.lengths[:, None],
   )
+
+
+def _zeroed(valid: Bool[Array, "B T"], x: Array) -> Array:
+  valid = valid.reshape(*valid.shape, *[1] * (x.ndim - 2))
+  return jnp.where(valid, x, jnp.zeros((), x.dtype))
 
 
 def _history(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:

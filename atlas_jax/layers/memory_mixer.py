@@ -6,7 +6,7 @@ x (arXiv 2505.23735, section 5.1 and figure 3; norm and output gate as in its
 sister papers, arXiv 2504.13173 section 5.4).
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -187,9 +187,15 @@ class MemoryMixer(nnx.Module):
       UserError: Arguments that contradict each other.
     """
     if arrangement is not None:
+      if mask is not None or segment_ids is not None or aligned:
+        raise UserError(
+          "an arrangement already holds mask and documents: give it alone"
+        )
       return self._mix(x, state, arrangement)
+    batch, length = x.shape[:2]
     arrangement = arrange(
-      *x.shape[:2],
+      batch,
+      length,
       self.definition.chunk,
       count=None if state is None else state.memory.count,
       mask=mask,
@@ -224,11 +230,13 @@ class MemoryMixer(nnx.Module):
     query, key, value, gates, tails = self._inputs(
       x[:, None], state.tails, arrangement
     )
-    now = jax.tree.map(lambda a: a[:, 0], (query, key, value, gates))
     out = am.step(
       self.definition,
       self.memory_params(),
-      *now,
+      query[:, 0],
+      key[:, 0],
+      value[:, 0],
+      jax.tree.map(lambda gate: gate[:, 0], gates),
       state.memory,
       valid=valid,
       implementation=self.implementation,
@@ -240,7 +248,7 @@ class MemoryMixer(nnx.Module):
         tails,
         state.tails,
       )
-    return y, MixerState(out.state, tails)
+    return y, MixerState(cast(am.MemoryState, out.state), tails)
 
   def prepare(self, state: MixerState) -> MixerState:
     """Adds to a state what `step` needs, derived from the rest of it.

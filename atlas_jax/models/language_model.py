@@ -176,8 +176,10 @@ class LanguageModel(nnx.Module):
     aligned: bool = False,
   ) -> Hidden:
     """Everything but the logits; arguments as in a call."""
+    batch, length = tokens.shape
     arrangement = arrange(
-      *tokens.shape,
+      batch,
+      length,
       self.chunk,
       count=None if state is None else state.blocks.memory.count[0],
       mask=mask,

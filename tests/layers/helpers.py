@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ from flax import nnx
 
 from atlas_jax import memory as am
 from atlas_jax.layers.initial import Draws, draw_once
+
+Module = TypeVar("Module", bound=nnx.Module)
 
 # Tests compile more than they run: most of the time goes into optimising.
 jit = functools.partial(
@@ -66,12 +69,12 @@ def tolerance(memory: am.Memory) -> float:
   return 1e-4 if memory.orthogonalises else 1e-5
 
 
-def made(build: Callable[[Draws], nnx.Module]) -> nnx.Module:
+def made(build: Callable[[Draws], Module]) -> Module:
   """A module made from one draw, compiled as a whole."""
   return jit(lambda key: draw_once(build, key))(jax.random.key(0))
 
 
-def randomised(module: nnx.Module, scale: float = 0.3) -> nnx.Module:
+def randomised(module: Module, scale: float = 0.3) -> Module:
   """The module with noise on every parameter, so that nothing is special."""
   random = np.random.default_rng(1)
   graph, params = nnx.split(module)

@@ -16,7 +16,7 @@ from flax import nnx
 
 from atlas_jax import memory as am
 from atlas_jax.errors import UserError
-from atlas_jax.layers import MemoryMixer
+from atlas_jax.layers import Arrangement, MemoryMixer
 from tests.layers.helpers import (
   MEMORIES,
   SOME,
@@ -189,6 +189,12 @@ def test_reset_makes_rows_fresh_and_leaves_the_others():
   again = call(mixer, x, mixer.reset(state, jnp.array([True, False])))
   assert jnp.array_equal(again.y[0], call(mixer, x, fresh).y[0])
   assert jnp.array_equal(again.y[1], call(mixer, x, state).y[1])
+
+
+def test_an_arrangement_is_given_alone():
+  mixer, x = mixer_of("titans"), inputs()
+  with pytest.raises(UserError, match="give it alone"):
+    mixer(x, mask=x[..., 0] > 0, arrangement=Arrangement())
 
 
 def test_a_memory_that_does_not_fit_is_refused():

@@ -86,10 +86,10 @@ def test_every_option_changes_the_memory():
 
 
 def test_zero_means_none():
-  assert memory(key_width=0).features.key_width is None
-  assert memory(sketch=0).features.sketch is None
-  assert memory(muon_dtype="state").optimizer.dtype is None
-  assert memory(gradient_clip=0.0).bound.gradient_clip is None
+  assert memory(key_width=0).features == am.Polynomial(key_width=None)
+  assert memory(sketch=0) == MIXERS["atlas"]
+  assert memory(muon_dtype="state") == MIXERS["atlas"]
+  assert memory(gradient_clip=0.0) == MIXERS["atlas"]
 
 
 def test_a_change_of_kind_keeps_what_both_have():
