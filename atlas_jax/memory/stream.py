@@ -258,13 +258,15 @@ def _scan(memory: Memory, params, carry: Carry, tokens: Tokens, **options):
   start = jax.tree.map(lambda w: w.astype(dtype), params["start"])
   shared = prepare(memory, params, tokens.key.shape[-1], dtype)
   rows = tokens.key.shape[0] * tokens.key.shape[3]
+  state_size = memory.state_size(tokens.key.shape[-1], tokens.value.shape[-1])
+  row_bytes = state_size * dtype.itemsize
   return scan_chunks(
     memory,
     shared,
     start,
     carry,
     tokens,
-    rows_at_once=dispatch.rows_at_once(rows),
+    rows_at_once=dispatch.rows_at_once(rows, row_bytes),
     **options,
   )
 
