@@ -45,8 +45,10 @@ def chunk(
   """
   size, tail = tokens.key.shape[0], carry.tail_key.shape[0]
   table = memory.entries(tokens.key.shape[-1], tokens.value.shape[-1])
-  keys = jnp.concatenate([carry.tail_key, tokens.key])
-  values = jnp.concatenate([carry.tail_value, tokens.value])
+  keys, values = tokens.key, tokens.value
+  if tail:  # a kernel knows no empty arrays
+    keys = jnp.concatenate([carry.tail_key, keys])
+    values = jnp.concatenate([carry.tail_value, values])
   factor = factors(memory, shared, carry.weights, keys, values)
   c = coefficients(memory, shared, table, tokens.gates, carry.seen, factor)
   if form == "associative":
@@ -57,11 +59,11 @@ def chunk(
     memory, shared, table, carry, tokens.gates, factor, c
   )
   y = memory.network.apply(linear, tokens.query, memory.features, shared)
-  after = Carry(
-    weights,
-    momentum,
-    keys[size:],
-    values[size:],
-    jnp.minimum(carry.seen + size, tail),
-  )
+  after = carry._replace(weights=weights, momentum=momentum)
+  if tail:
+    after = after._replace(
+      tail_key=keys[size:],
+      tail_value=values[size:],
+      seen=jnp.minimum(carry.seen + size, tail),
+    )
   return after, (y, factor.loss[tail:])

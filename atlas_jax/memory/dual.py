@@ -64,6 +64,14 @@ def _replace_last(rows: Float[Array, "b m"], last: Float[Array, "1 m"]):
   return jnp.concatenate([rows[:-1], last])
 
 
+def block_ends(every: int, size: int, dtype) -> Float[Array, "blocks b"]:
+  """Picks the last row of every block (a kernel has no strided slice)."""
+  shape = (size // every, size)
+  block = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+  token = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+  return (token == (block + 1) * every - 1).astype(dtype)
+
+
 def block_rates(
   memory: Memory, c: Coefficients, rate: Float[Array, "b"]
 ) -> Float[Array, "g blocks"]:
@@ -72,12 +80,12 @@ def block_rates(
   The sum of the block's write gates, each decayed to the block's end: every
   token's gate matters and the total rate does not depend on the block length.
   """
-  every = memory.optimizer.every
-  blocks = rate.shape[0] // every
-  ends = c.decay[:, every - 1 :: every].reshape(-1, blocks, blocks, every)
-  own = jnp.eye(blocks, dtype=rate.dtype)[None, :, :, None]
-  rates = rate.reshape(1, 1, blocks, every)
-  return jnp.sum(ends * own * rates, axis=(2, 3))
+  every, size = memory.optimizer.every, rate.shape[0]
+  ends = matmul(block_ends(every, size, rate.dtype)[None], c.decay)
+  block = jax.lax.broadcasted_iota(jnp.int32, (size // every, size), 0)
+  token = jax.lax.broadcasted_iota(jnp.int32, (size // every, size), 1)
+  own = (token // every == block).astype(rate.dtype)
+  return jnp.sum(ends * (own * rate[None])[None], axis=-1)
 
 
 def dual_muon(
@@ -93,28 +101,29 @@ def dual_muon(
   every = memory.optimizer.every
   size = gate.rate.shape[0]
   blocks = size // every
+  last = block_ends(every, size, gate.rate.dtype)
   # Shares of step m, and of W_0, in the weights at the end of block n.
-  between = c.decay[:, every - 1 :: every, every - 1 :: every]
+  between = matmul(matmul(last[None], c.decay), last.T[None])
   share = between * block_rates(memory, c, gate.rate)[:, None, :]
-  start = c.weight_start[:, every - 1 :: every]
+  start = matmul(c.weight_start, last.T)
+  written = matmul(last, c.momentum)
+  left = matmul(last, c.momentum_start[:, None])[:, :, None]
   steps, momentum = {}, {}
   for name, entry in table.items():
     features = entry.lift.map(factor.x[name], shared["features"])
-    ends = c.momentum[every - 1 :: every]
-    u = ends[:, :, None] * factor.u[name][None]
+    u = written[:, :, None] * factor.u[name][None]
     moved = matmul(jnp.swapaxes(u, -1, -2), features[None])
-    left = c.momentum_start[every - 1 :: every][:, None, None]
     s = left * carry.momentum[name][None] + moved
     momentum[name] = s[-1]
     steps[name] = newton_schulz(s, memory.optimizer)
   stages = {}
   for name in table:
-    rows, width = carry.weights[name].shape
-    groups = share.shape[0]
-    step = steps[name].reshape(blocks, groups, -1).transpose(1, 0, 2)
-    base = carry.weights[name].reshape(groups, 1, -1)
-    w = start[:, :, None] * base - matmul(share, step)
-    w = w.transpose(1, 0, 2).reshape(blocks, rows, width)
+    rows = carry.weights[name].shape[0]
+    # Row by row: a kernel cannot flatten a matrix, and beside the
+    # orthogonalisation this costs nothing.
+    moved = matmul(_each_row(share, rows), jnp.swapaxes(steps[name], 0, 1))
+    kept = _each_row(start, rows)[:, :, None] * carry.weights[name][:, None]
+    w = jnp.swapaxes(kept - moved, 0, 1)
     stages[name] = jnp.concatenate([carry.weights[name][None], w])
   weights = {name: w[-1] for name, w in stages.items()}
   weights, momentum = capped(
@@ -132,14 +141,23 @@ def dual_muon(
     out = by_rows(since, out)
     if memory.read == "before":
       return out
-    after = jnp.concatenate([stages[name][1:-1], weights[name][None]])
-    last = matmul(split[:, -1:], jnp.swapaxes(after, -1, -2))
+    after = weights[name][None]
+    if blocks > 1:
+      after = jnp.concatenate([stages[name][1:-1], after])
+    ends = matmul(split[:, -1:], jnp.swapaxes(after, -1, -2))
     if every == 1:
-      return last[:, 0]
-    rows = jnp.concatenate([out.reshape(blocks, every, -1)[:, :-1], last], 1)
+      return ends[:, 0]
+    rows = jnp.concatenate([out.reshape(blocks, every, -1)[:, :-1], ends], 1)
     return rows.reshape(size, -1)
 
   return weights, momentum, linear
+
+
+def _each_row(groups: Float[Array, "g *rest"], rows: int) -> Array:
+  """Repeats what belongs to a decay group for each of its rows."""
+  count, *rest = groups.shape
+  spread = jnp.broadcast_to(groups[:, None], (count, rows // count, *rest))
+  return spread.reshape(rows, *rest)
 
 
 def _decay_since(memory: Memory, c: Coefficients) -> Float[Array, "g b"]:

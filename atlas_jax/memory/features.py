@@ -180,8 +180,10 @@ def _init_narrow(features: Features, key, width: int, dtype):
       f"key_width {features.key_width} is wider than the keys ({width}): "
       "use a smaller one, or none"
     )
-  basis = jax.random.orthogonal(key, width, dtype=dtype)
-  return {"narrow": basis[:, : features.key_width]}
+  # Narrower types have no QR decomposition.
+  exact = dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32
+  basis = jax.random.orthogonal(key, width, dtype=exact)
+  return {"narrow": basis[:, : features.key_width].astype(dtype)}
 
 
 def _monomials(

@@ -73,12 +73,21 @@ def window_matrix(
   """
   rows, width = window.shape
   columns = rows + width - 1
-  # Row t holds the gates of its window from the oldest on, starting at column
-  # t: pad every row by `rows` zeros and read the flat array with a row length
-  # of one less, which shifts row t by t.
-  padded = jnp.pad(window[:, ::-1], ((0, 0), (0, rows)))
-  skewed = padded.reshape(-1)[: rows * columns].reshape(rows, columns)
-  return skewed * filled_columns(columns, width, seen, window.dtype)[None]
+  place = jax.lax.broadcasted_iota(jnp.int32, (width, columns), 0)
+  column = jax.lax.broadcasted_iota(jnp.int32, (width, columns), 1)
+  # Row 0's place for every row, oldest gate first ...
+  newest_last = (column == width - 1 - place).astype(window.dtype)
+  band = matmul(window, newest_last)
+  # ... then row t moves right by t, one power of two at a time. A kernel has no
+  # reversal, and no reshape that would skew the rows at once.
+  row = jax.lax.broadcasted_iota(jnp.int32, (rows, columns), 0)
+  shift = 1
+  while shift < rows:
+    gap = jnp.zeros((rows, shift), band.dtype)
+    moved = jnp.concatenate([gap, band[:, :-shift]], axis=1)
+    band = jnp.where((row & shift) != 0, moved, band)
+    shift *= 2
+  return band * filled_columns(columns, width, seen, window.dtype)[None]
 
 
 def filled_columns(

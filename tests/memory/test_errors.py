@@ -1,0 +1,165 @@
+"""Every mistake that a caller can make: one line that names the remedy."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from atlas_jax import memory as am
+from atlas_jax.errors import UserError
+from tests.memory.cases import MEMORIES, make_params, make_tokens
+
+MEMORY = MEMORIES["linear_attention"]
+IDENTITY, MATRIX = am.Identity(), am.Matrix()
+
+
+def build(memory, key_width=4, value_width=4):
+  key = jax.random.key(0)
+  return am.init_params(
+    key, memory, heads=1, key_width=key_width, value_width=value_width
+  )
+
+
+WRONG_VALUES = [
+  (lambda: am.Memory(window=0), "window 0: use 1 or more"),
+  (lambda: am.Memory(chunk=0), "chunk 0: use 1 or more"),
+  (lambda: am.Memory(read="late"), "read 'late': use after or before"),
+  (
+    lambda: am.Memory(optimizer=am.Muon(every=3), chunk=8),
+    "every 3 does not divide the chunk 8: use a divisor",
+  ),
+  (lambda: am.Polynomial(degree=0), "degree 0: use 1 or more"),
+  (lambda: am.Polynomial(sketch=0), "sketch of 0 features: use 1 or more"),
+  (lambda: am.MLP(depth=0), "depth 0: use 1 or more"),
+  (lambda: am.MLP(activation="swish"), "activation 'swish': use one of gelu"),
+  (lambda: am.GatedMLP(activation="x"), "activation 'x': use one of gelu"),
+  (lambda: am.MLP(expansion=0), "expansion 0: use above 0"),
+  (lambda: am.GatedMLP(expansion=-1), "expansion -1: use above 0"),
+  (lambda: am.Huber(0), "delta 0: use a positive"),
+  (lambda: am.Muon(every=0), "every 0: use 1 or more"),
+  (lambda: am.Muon(steps=0), "steps 0: use 1 or more"),
+  (lambda: am.Muon(epsilon=0), "epsilon 0: use a positive"),
+  (lambda: am.Muon(coefficients=()), "give one or more"),
+  (lambda: am.Muon(coefficients=((1.0, 2.0),)), "triples"),
+  (lambda: am.ChannelRetention(0), "groups 0: use 1 or more"),
+  (
+    lambda: am.Bound(budget="half"),
+    "budget 'half': use full, diagonal or none",
+  ),
+  (lambda: am.Bound(error_clip=0.0), "error_clip 0.0: use a positive"),
+  (lambda: am.Bound(weight_cap=-1.0), "weight_cap -1.0: use a positive"),
+  (lambda: am.Bound(gradient_clip=0.0), "gradient_clip 0.0: use a positive"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG_VALUES)
+def test_wrong_values(make, message):
+  with pytest.raises(UserError, match=message) as caught:
+    make()
+  assert "\n" not in str(caught.value)
+
+
+def test_residual_between_unequal_widths():
+  with pytest.raises(UserError, match=r"4 and 6.*set residual to false"):
+    build(am.Memory(IDENTITY, am.MLP()), 4, 6)
+  build(am.Memory(IDENTITY, am.MLP(residual=False)), 4, 6)
+  build(am.Memory(IDENTITY, MATRIX), 4, 6)
+
+
+def test_groups_that_do_not_divide_the_rows():
+  memory = am.Memory(IDENTITY, MATRIX, retention=am.ChannelRetention(3))
+  with pytest.raises(UserError, match=r"3 decay groups.*4 rows.*'matrix'"):
+    build(memory)
+
+
+def test_key_width_wider_than_the_keys():
+  with pytest.raises(UserError, match="key_width 8 is wider than the keys"):
+    build(am.Memory(am.Identity(key_width=8), MATRIX))
+
+
+@pytest.fixture(scope="module")
+def inputs():
+  jax.config.update("jax_enable_x64", True)
+  params = make_params(MEMORY)
+  tokens = make_tokens(MEMORY, length=3)
+  to_single = lambda x: x.astype(jnp.float32)
+  single = jax.tree.map(to_single, (params, tokens))
+  jax.config.update("jax_enable_x64", False)
+  return single
+
+
+def refuse(inputs, message, *, memory=MEMORY, state=None, options=None, **new):
+  params, tokens = inputs
+  with pytest.raises(UserError, match=message) as caught:
+    am.apply(memory, params, *tokens._replace(**new), state, **options or {})
+  assert "\n" not in str(caught.value)
+
+
+def test_shapes_that_do_not_fit(inputs):
+  params, tokens = inputs
+  refuse(inputs, r"must both be \[B, T, H, K\]", query=tokens.query[:, 0])
+  refuse(inputs, r"must both be", key=tokens.key[..., :2])
+  refuse(inputs, r"must be \[B, T, H, V\] like key", value=tokens.value[:, :2])
+  refuse(
+    inputs, "need .*make them with init_params", value=tokens.value[..., :2]
+  )
+  two = lambda x: x[:, :, :1]
+  refuse((params, jax.tree.map(two, tokens)), "but 1 heads of this memory need")
+  empty = jax.tree.map(lambda x: x[:, :0], tokens)
+  refuse((params, empty), "one token or more")
+  other = am.Memory(IDENTITY, am.MLP(residual=False))
+  refuse(inputs, "start weights 'in' are None", memory=other)
+
+
+@pytest.mark.parametrize("gate", am.Gates._fields)
+def test_gates_of_another_shape(inputs, gate):
+  gates = inputs[1].gates
+  wrong = jnp.zeros((2, 3, 5, 7))
+  refuse(inputs, f"gate {gate} is", gates=gates._replace(**{gate: wrong}))
+
+
+def test_no_retention_wants_no_decay(inputs):
+  """Nothing falls back in silence."""
+  gates = inputs[1].gates._replace(log_decay=jnp.zeros((2, 3, 2, 1)))
+  refuse(inputs, r"log_decay is .* but must be \(2, 3, 2, 0\)", gates=gates)
+
+
+def test_contradictory_arguments(inputs):
+  params, _ = inputs
+  state = am.init_state(MEMORY, params, 2, key_width=4)
+  ids = jnp.ones((2, 3), jnp.int32)
+  mask = jnp.ones((2, 3), bool)
+  layout = am.layout.plan(3, MEMORY.chunk, 2)
+  refuse(inputs, "form 'fast'", options={"form": "fast"})
+  refuse(
+    inputs,
+    "implementation 'cuda': use one of auto, reference, xla",
+    options={"implementation": "cuda"},
+  )
+  for more in ({"mask": mask}, {"segment_ids": ids}, {"aligned": True}):
+    refuse(inputs, "give it alone", options={"layout": layout} | more)
+  refuse(
+    inputs,
+    "give no state",
+    state=state,
+    options={"aligned": True, "segment_ids": ids},
+  )
+  refuse(inputs, "need segment_ids", options={"aligned": True})
+  refuse(
+    inputs,
+    "segment id is 0",
+    options={"mask": mask, "segment_ids": ids.at[0, 0].set(0)},
+  )
+  many = jnp.arange(1, 7, dtype=jnp.int32).reshape(2, 3)
+  refuse(
+    inputs,
+    "3 documents, more than max_segments 2",
+    options={"segment_ids": many, "max_segments": 2},
+  )
+
+
+def test_a_step_of_an_unknown_implementation(inputs):
+  params, tokens = inputs
+  state = am.init_state(MEMORY, params, 2, key_width=4)
+  now = jax.tree.map(lambda x: x[:, 0], tokens)
+  with pytest.raises(UserError, match="implementation 'pallas'"):
+    am.step(MEMORY, params, *now, state, implementation="pallas")
