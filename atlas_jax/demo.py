@@ -124,8 +124,7 @@ def compare(
     pipeline.valid_indices(prepared.valid, config.data.eval_windows),
   )
   scores = {
-    step: figures["bits_per_byte"]
-    for step, figures in summary.heldout.items()
+    step: figures["bits_per_byte"] for step, figures in summary.heldout.items()
   }
   return Comparison(
     before=scores[min(scores)],

@@ -15,21 +15,21 @@ monomials of degree 2 (titans: as they are). Sizes, with bytes as tokens:
 
 | preset | parameters | start weights | state | carries, T = 4096 |
 |---|---|---|---|---|
-| `demo` | 1.4 M | 5.8% | 0.8 MiB | 40.7 MiB |
-| `demo_omeganet` | 1.4 M | 5.8% | 0.4 MiB | 20.3 MiB |
-| `demo_titans` | 1.4 M | 3.5% | 0.5 MiB | 24.0 MiB |
-| `demo_atlas_pp` | 1.5 M | 9.6% | 1.2 MiB | 69.4 MiB |
+| `demo` | 1.4 M | 5.8% | 0.9 MiB | 20.3 MiB |
+| `demo_omeganet` | 1.4 M | 5.8% | 0.5 MiB | 10.2 MiB |
+| `demo_titans` | 1.4 M | 3.5% | 0.6 MiB | 12.0 MiB |
+| `demo_atlas_pp` | 1.5 M | 9.6% | 1.3 MiB | 34.7 MiB |
 """
 
 from atlas_jax.data.config import DataConfig
 from atlas_jax.models.config import MemoryOptions, ModelConfig
 from atlas_jax.training.config import ExperimentConfig, TrainConfig
 
-# Short chunks and windows, and one orthogonalised step a chunk: what a small
-# model on a CPU affords. Wider memories would be a quarter of its parameters.
-_MEMORY = MemoryOptions(expansion=1.0, chunk=32)
-_WINDOW = MemoryOptions(expansion=1.0, chunk=32, window=4)
-_MUON = MemoryOptions(expansion=1.0, chunk=32, window=4, muon_every=32)
+# Short windows and one orthogonalised step a chunk: what a small model on a CPU
+# affords. Wider memories would be a quarter of its parameters.
+_MEMORY = MemoryOptions(expansion=1.0)
+_WINDOW = MemoryOptions(expansion=1.0, window=4)
+_MUON = MemoryOptions(expansion=1.0, window=4, muon_every=64)
 _OPTIONS = {"atlas": _MUON, "atlas_pp": _MUON, "omeganet": _WINDOW}
 
 
@@ -48,7 +48,7 @@ def get(mixer: str = "atlas") -> ExperimentConfig:
     ),
     data=DataConfig(window=256, eval_windows=128),
     train=TrainConfig(
-      steps=400,
+      steps=300,
       batch=8,
       learning_rate=4e-3,
       warmup=30,
