@@ -14,7 +14,13 @@ The bound has four parts, each a field of `Bound`:
 4. at the end of a chunk a matrix longer than `weight_cap sqrt(min(shape))` is
    scaled back to that length, and a momentum longer than `tau` likewise.
 
-Muon's step has bounded length, so it takes part 4 only.
+Muon's step has bounded length, so it takes parts 2 and 4 only. The dot product
+has no curvature and takes no budget.
+
+A bounded forward pass does not bound back-propagation through many chunks: in
+float32 the gradients of a hostile sequence overflow within some hundred. The
+last field, `gradient_clip`, therefore limits what crosses a chunk's border
+backwards; it changes no output.
 """
 
 import dataclasses
@@ -48,15 +54,15 @@ class Bound:
       is capped at `error_clip sqrt(V)` when both are given.
     gradient_clip: outer training only: largest norm, per head and matrix, of
       the loss's gradient with respect to the state that one chunk hands to the
-      next. A bounded forward pass does not bound back-propagation through
-      thousands of chunks. Identity below the norm; None is off.
+      next. Identity below the norm, which the default leaves far above what
+      a training step sees; None is off.
   """
 
   damp_momentum: bool = True
   error_clip: float | None = 2.0
   budget: Literal["full", "diagonal"] | None = "full"
   weight_cap: float | None = 4.0
-  gradient_clip: float | None = None
+  gradient_clip: float | None = 1e4
 
   def __post_init__(self):
     if self.budget not in ("full", "diagonal", None):
@@ -68,7 +74,11 @@ class Bound:
 
 
 UNBOUNDED = Bound(
-  damp_momentum=False, error_clip=None, budget=None, weight_cap=None
+  damp_momentum=False,
+  error_clip=None,
+  budget=None,
+  weight_cap=None,
+  gradient_clip=None,
 )
 
 

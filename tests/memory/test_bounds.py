@@ -118,6 +118,7 @@ ONLY = {
   "error_clip": None,
   "budget": None,
   "weight_cap": None,
+  "gradient_clip": None,
 }
 
 

@@ -89,7 +89,7 @@ def test_zero_means_none():
   assert memory(key_width=0).features == am.Polynomial(key_width=None)
   assert memory(sketch=0) == MIXERS["atlas"]
   assert memory(muon_dtype="state") == MIXERS["atlas"]
-  assert memory(gradient_clip=0.0) == MIXERS["atlas"]
+  assert memory(gradient_clip=0.0).bound.gradient_clip is None
 
 
 def test_a_change_of_kind_keeps_what_both_have():
