@@ -45,9 +45,9 @@ def dual(
   def linear(name: str, x: Array) -> Array:
     lift = table[name].lift
     features = lift.map(x, shared["features"])
-    out = by_rows(start, matmul(features, carry.weights[name].T))
+    out = _scaled_read(start, features, carry.weights[name])
     if memory.has_momentum:
-      out -= by_rows(through, matmul(features, carry.momentum[name].T))
+      out -= _scaled_read(through, features, carry.momentum[name])
     kernel = lift.kernel(x, factor.x[name], shared["features"])
     out -= combine(own, kernel, factor.u[name])
     if memory.read == "after" and weights is not raw:
@@ -56,6 +56,19 @@ def dual(
     return out
 
   return weights, momentum, linear
+
+
+def _scaled_read(
+  scale: Float[Array, "g b"], features: Float[Array, "b d"], w: Array
+) -> Float[Array, "b n"]:
+  """Reads a matrix, with one factor per group of its rows and token.
+
+  A single factor goes to the features: then the backward pass does not need
+  the unscaled read-out, which it would have to compute again.
+  """
+  if scale.shape[0] == 1:
+    return matmul(scale[0][:, None] * features, w.T)
+  return by_rows(scale, matmul(features, w.T))
 
 
 def _replace_last(rows: Float[Array, "b m"], last: Float[Array, "1 m"]):
