@@ -303,8 +303,9 @@ def test_what_is_known_is_not_written(optimizer):
     lambda w: jnp.broadcast_to(w, (BATCH, *w.shape)), params["start"]
   )
   assert_close(out.state.weights, start, 1e-9)
+  # Muon's momentum is the rounding error of every token so far, fed back.
   for s in jax.tree.leaves(out.state.momentum):
-    assert np.max(np.abs(s)) < 1e-12
+    assert np.max(np.abs(s)) < 1e-10
 
 
 def stored(features, pairs, passes=3000):
