@@ -125,11 +125,11 @@ def _muon_steps(
   memory: Memory, gate: gates.Gates, c: Coefficients, s: Float[Array, "b n d"]
 ) -> Float[Array, "b n d"]:
   """The orthogonalised step at block ends, zero at the tokens between."""
-  every = memory.optimizer.every
+  every = memory.muon.every
   rate = jnp.repeat(block_rates(memory, c, gate.rate), every, axis=1)
   groups, size = rate.shape
   ends = (jnp.arange(size, dtype=jnp.int32) % every == every - 1).astype(
     s.dtype
   )
   rows = jnp.repeat(rate.T, s.shape[1] // groups, axis=1)[..., None]
-  return rows * ends[:, None, None] * newton_schulz(s, memory.optimizer)
+  return rows * ends[:, None, None] * newton_schulz(s, memory.muon)

@@ -28,7 +28,7 @@ from atlas_jax.memory.factors import Carry, Tokens, factors
 
 def chunk(
   memory: Memory, shared, carry: Carry, tokens: Tokens, form: str = "dual"
-) -> tuple[Carry, tuple[Float[Array, "b v"], dict[str, Array]]]:
+) -> tuple[Carry, tuple[Float[Array, "b v"], Float[Array, "b"]]]:
   """Reads and writes one chunk.
 
   Args:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from atlas_jax.errors import UserError
-from atlas_jax.memory.bounds import Bound
+from atlas_jax.memory.bounds import UNBOUNDED, Bound
 from atlas_jax.memory.features import Features, Polynomial
 from atlas_jax.memory.networks import MLP, Entry, Matrix, Network
 from atlas_jax.memory.objectives import L2, Objective
@@ -68,6 +68,18 @@ class Memory:
   @property
   def orthogonalises(self) -> bool:
     return isinstance(self.optimizer, Muon)
+
+  @property
+  def muon(self) -> Muon:
+    """The optimizer, where it is Muon."""
+    if not isinstance(self.optimizer, Muon):
+      raise TypeError(f"{self.optimizer} does not orthogonalise")
+    return self.optimizer
+
+  @property
+  def limits(self) -> Bound:
+    """The bound, or one with every part off."""
+    return self.bound or UNBOUNDED
 
   def entries(self, key_width: int, value_width: int) -> dict[str, Entry]:
     """The memory's matrices for keys and values of these widths.

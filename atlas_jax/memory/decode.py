@@ -51,7 +51,7 @@ def step(
       memory,
       params,
       *jax.tree.map(add_time, (query, key, value, gates)),
-      state,
+      state=state,
       mask=mask,
       implementation=implementation,
     )
@@ -68,7 +68,7 @@ def step(
   )
   tokens = jax.tree.map(keep, tokens)
   shared = prepare(memory, params, key.shape[-1], dtype)
-  state, y, loss = _step(memory, shared, state, *tokens, valid)
+  state, y, loss = _step(memory, shared, state, *tokens, valid=valid)
   return Output(y.astype(value.dtype), state, loss, norm(state.weights))
 
 
@@ -126,7 +126,7 @@ def _step(memory: Memory, shared, state, query, key, value, gates, valid):
   heads = _where(valid, heads, before)
   count = state.count + valid.astype(jnp.int32)
   if memory.orthogonalises:
-    at_end = valid & (count % memory.optimizer.every == 0)
+    at_end = valid & (count % memory.muon.every == 0)
     block = _over_heads(lambda head: steps.orthogonalised(memory, shared, head))
     heads = jax.lax.cond(
       jnp.any(at_end),

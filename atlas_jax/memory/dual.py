@@ -93,7 +93,7 @@ def block_rates(
   The sum of the block's write gates, each decayed to the block's end: every
   token's gate matters and the total rate does not depend on the block length.
   """
-  every, size = memory.optimizer.every, rate.shape[0]
+  every, size = memory.muon.every, rate.shape[0]
   ends = matmul(block_ends(every, size, rate.dtype)[None], c.decay)
   block = jax.lax.broadcasted_iota(jnp.int32, (size // every, size), 0)
   token = jax.lax.broadcasted_iota(jnp.int32, (size // every, size), 1)
@@ -111,7 +111,7 @@ def dual_muon(
   c: Coefficients,
 ):
   """As `dual`: one matrix per orthogonalised step, read block by block."""
-  every = memory.optimizer.every
+  every = memory.muon.every
   size = gate.rate.shape[0]
   blocks = size // every
   last = block_ends(every, size, gate.rate.dtype)
@@ -128,7 +128,7 @@ def dual_muon(
     moved = matmul(jnp.swapaxes(u, -1, -2), features[None])
     s = left * carry.momentum[name][None] + moved
     momentum[name] = s[-1]
-    steps[name] = newton_schulz(s, memory.optimizer)
+    steps[name] = newton_schulz(s, memory.muon)
   stages = {}
   for name in table:
     rows = carry.weights[name].shape[0]
@@ -175,7 +175,7 @@ def _each_row(groups: Float[Array, "g *rest"], rows: int) -> Array:
 
 def _decay_since(memory: Memory, c: Coefficients) -> Float[Array, "g b"]:
   """Decay from the last block end before each row to what the row reads."""
-  every = memory.optimizer.every
+  every = memory.muon.every
   size = c.decay.shape[-1]
   # decay[t, n] multiplies the gates after n up to t; the block that holds row t
   # starts after row first - 1, and the very first one after the chunk's start.
@@ -218,7 +218,7 @@ def write(
 
 def capped(memory: Memory, weights, momentum, value_width: int):
   """The carry's caps, and the gradient clip at the chunk border."""
-  bound = memory.bound or bounds.UNBOUNDED
+  bound = memory.limits
   weights = bounds.cap_weights(bound, weights)
   momentum = bounds.cap_momentum(bound, momentum, value_width)
   if bound.gradient_clip is not None:

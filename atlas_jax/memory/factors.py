@@ -92,7 +92,7 @@ def factors(
 
   error, loss = jax.grad(objective, has_aux=True)(y)
   (u,) = pull(error)
-  bound = memory.bound or bounds.UNBOUNDED
+  bound = memory.limits
   free = bound.error_clip is None and bound.budget is None
   if free or memory.orthogonalises:
     return Factors(x, u, jnp.ones_like(loss), {}, loss)

@@ -236,5 +236,5 @@ def _sketch(features: Polynomial, params, width: int):
   ]
   sizes = [b.shape[-1] for b in blocks]
   power = np.repeat(np.arange(p + 1), sizes)
-  weight = np.where(power >= 2, features.sketch**-0.5, 1.0)
+  weight = np.where(power >= 2, (features.sketch or 1) ** -0.5, 1.0)
   return jnp.concatenate(blocks, axis=-1), power, weight

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import checkify
 from jaxtyping import Array, Bool, Float, Int
 
@@ -96,9 +97,7 @@ def valid_mask(
   in_document = segment_ids > 0
   if mask is None:
     return in_document
-  if not isinstance(mask, jax.core.Tracer) and not isinstance(
-    segment_ids, jax.core.Tracer
-  ):
+  if not isinstance(mask, Tracer) and not isinstance(segment_ids, Tracer):
     if np.any(np.asarray(mask) & ~np.asarray(in_document)):
       raise UserError(
         "the mask keeps tokens whose segment id is 0 (padding): give them the "
@@ -246,7 +245,7 @@ def aligned_restarts(
 
 
 def _check_segments(segment: Array, max_segments: int | None) -> int:
-  if isinstance(segment, jax.core.Tracer):
+  if isinstance(segment, Tracer):
     if max_segments is None:
       raise UserError(
         "packed documents inside jit need `max_segments`: the largest number "

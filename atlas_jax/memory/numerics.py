@@ -36,7 +36,9 @@ def safe_norm(x: Array, axis, floor: float = 1e-12) -> Array:
 
 
 def unit(
-  x: Float[Array, "*shape"], axis=-1, epsilon: float = 1e-6
+  x: Float[Array, "*shape"],
+  axis: int | tuple[int, ...] = -1,
+  epsilon: float = 1e-6,
 ) -> Float[Array, "*shape"]:
   """`x / sqrt(|x|^2 + epsilon^2)` over `axis`, without overflow.
 

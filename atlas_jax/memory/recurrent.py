@@ -103,7 +103,10 @@ def recurrent(
     y, loss = y[slots:], loss[slots:]
     return y, _end(memory, running), loss
 
-  axes = MemoryState(0, 0, 1, 1, None, Pending(1, 1, 1), None, None)
+  # Where the heads are in every part of a state.
+  one: Any = 1
+  places: list[Any] = [0, 0, 1, 1, None, Pending(one, one, one), None, None]
+  axes = MemoryState(*places)
   by_head = jax.vmap(
     one_head,
     in_axes=(axes, 0, 1, 1, 1, 1, None, None),
@@ -177,13 +180,11 @@ def _token(memory: Memory, shared, run: _Running, query, key, value, gate):
   elif muon:
     kept_s = {n: keep * s for n, s in kept_s.items()}
     wrote_s = {n: keep * wrote_s[n] + step[n] for n in step}
-    at_end = (run.count + 1) % memory.optimizer.every == 0
+    at_end = (run.count + 1) % memory.muon.every == 0
     for name in wrote_w:
       s = kept_s[name] + wrote_s[name]
       rows = jnp.repeat(block_rate, s.shape[0] // block_rate.shape[0])
-      moved = wrote_w[name] + rows[:, None] * _newton_schulz(
-        s, memory.optimizer
-      )
+      moved = wrote_w[name] + rows[:, None] * _newton_schulz(s, memory.muon)
       wrote_w[name] = jnp.where(at_end, moved, wrote_w[name])
     block_rate = jnp.where(at_end, 0.0, block_rate)
   else:

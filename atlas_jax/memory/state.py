@@ -66,7 +66,7 @@ def init_state(
   """
   start = params["start"]
   heads, value_width = start[last_matrix(start)].shape[:2]
-  key_width = key_width or value_width
+  width = key_width or value_width
   dtype = dtype or state_dtype(start[last_matrix(start)].dtype)
   weights = {
     name: jnp.broadcast_to(w.astype(dtype), (batch, *w.shape))
@@ -89,11 +89,11 @@ def init_state(
   return MemoryState(
     weights=weights,
     momentum=momentum,
-    tail_key=zeros(tail, heads, key_width),
+    tail_key=zeros(tail, heads, width),
     tail_value=zeros(tail, heads, value_width),
     seen=jnp.zeros((batch,), jnp.int32),
     pending=Pending(
-      zeros(slots, heads, key_width), zeros(slots, heads, value_width), gates
+      zeros(slots, heads, width), zeros(slots, heads, value_width), gates
     ),
     count=jnp.zeros((batch,), jnp.int32),
   )

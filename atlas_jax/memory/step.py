@@ -91,7 +91,7 @@ def start_cache(memory: Memory, shared, head: Head) -> Cache:
   table = memory.entries(keys.shape[-1], values.shape[-1])
   pairs = None
   if has_budget(memory):
-    if memory.bound.budget == "full":
+    if memory.limits.budget == "full":
       pairs = overlap(memory, shared, table, factor, factor)
     else:
       pairs = own_overlap(memory, shared, table, factor)[:, None]
@@ -146,7 +146,7 @@ def write_token(
   pairs = cache.overlap
   if pairs is not None:
     table = memory.entries(key.shape[-1], value.shape[-1])
-    if memory.bound.budget == "full":
+    if memory.limits.budget == "full":
       row = overlap(memory, shared, table, new, factor)
       pairs = put(pairs, row)
       pairs = jax.lax.dynamic_update_slice_in_dim(pairs, row.T, here, 1)
@@ -221,7 +221,7 @@ def orthogonalised(memory: Memory, shared, head: Head) -> Head:
   momentum = _momentum_now(memory, shared, head)
   current = {}
   for name, w in cache.current.items():
-    step = newton_schulz(momentum[name], memory.optimizer)
+    step = newton_schulz(momentum[name], memory.muon)
     current[name] = scale_rows(cache.since, w) - scale_rows(
       cache.block_rate, step
     )
@@ -274,7 +274,7 @@ def _scale(memory: Memory, head: Head) -> Array:
   if cache.overlap is None:
     return jnp.ones((), cache.written.dtype)
   growth = matmul(cache.written[None], cache.overlap)[0]
-  if memory.bound.budget == "full":
+  if memory.limits.budget == "full":
     tail = head.tail_key.shape[0]
     column = jax.lax.broadcasted_iota(jnp.int32, (1, growth.shape[0]), 1)[0]
     real = (column >= tail - head.seen) & (column < tail + head.count)

@@ -271,7 +271,9 @@ def _scan(memory: Memory, params, carry: Carry, tokens: Tokens, **options):
   )
 
 
-def _reference(memory, params, tokens, state, mask, segment_ids, layout):
+def _reference(
+  memory, params, tokens, state, mask, segment_ids, layout
+) -> tuple[Array, MemoryState, Array]:
   """Token by token, with padding and documents as flags."""
   batch, length = tokens.key.shape[:2]
   if layout is not None:
@@ -295,7 +297,9 @@ def _reference(memory, params, tokens, state, mask, segment_ids, layout):
       key_width=tokens.key.shape[-1],
       dtype=tokens.key.dtype,
     )
-  return recurrent(memory, params, *tokens, state, valid, restart)
+  return recurrent(
+    memory, params, *tokens, state=state, valid=valid, restart=restart
+  )
 
 
 def _masked(mask: Bool[Array, "B T"], x: Array) -> Array:
@@ -327,12 +331,14 @@ def _check(memory: Memory, params, query, key, value, gates, form) -> None:
         f"need {(heads, *entry.shape)}: make them with init_params"
       )
   leading = key.shape[:3]
-  expected = Gates(
-    (*leading, memory.retention.groups),
-    leading,
-    leading,
-    (*leading, memory.window),
-  )
-  for name, gate, shape in zip(Gates._fields, gates, expected, strict=True):
-    if gate.shape != shape:
-      raise UserError(f"gate {name} is {gate.shape} but must be {shape}")
+  expected = {
+    "log_decay": (*leading, memory.retention.groups),
+    "log_momentum": leading,
+    "rate": leading,
+    "window": (*leading, memory.window),
+  }
+  for name, shape in expected.items():
+    if getattr(gates, name).shape != shape:
+      raise UserError(
+        f"gate {name} is {getattr(gates, name).shape} but must be {shape}"
+      )

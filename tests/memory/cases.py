@@ -86,15 +86,6 @@ MEMORIES = {
     read="before",
     bound=TIGHT,
   ),
-  "one_layer_unbounded": am.Memory(
-    am.Identity(bias=True),
-    am.MLP(depth=1, residual=True),
-    optimizer=am.Momentum(),
-    retention=am.NoRetention(),
-    window=2,
-    chunk=4,
-    bound=am.UNBOUNDED,
-  ),
   "linear_attention": am.Memory(
     am.Identity(),
     am.Matrix(),
@@ -116,6 +107,15 @@ MEMORIES = {
 
 # Combinations that share all their code with those above.
 MORE_MEMORIES = {
+  "one_layer_unbounded": am.Memory(
+    am.Identity(bias=True),
+    am.MLP(depth=1, residual=True),
+    optimizer=am.Momentum(),
+    retention=am.NoRetention(),
+    window=2,
+    chunk=4,
+    bound=am.UNBOUNDED,
+  ),
   "muon_chunk_of_one": am.Memory(
     am.Identity(),
     am.Matrix(),

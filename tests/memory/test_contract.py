@@ -39,11 +39,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 LIMIT = 1e-8
 ALL = {**MEMORIES, **MORE_MEMORIES}
 # The textbook form shares all but `associative.py` with the dual form.
-ASSOCIATIVE = (
-  "atlas_pp_sketch_channels",
-  "omeganet",
-  "momentum_gated_read_before",
-)
+ASSOCIATIVE = ("atlas_pp_sketch_channels", "titans")
 
 every_memory = pytest.mark.parametrize(
   "name",

@@ -28,14 +28,14 @@ MEMORIES = {
   "atlas": bounded(optimizer=am.Muon(every=4)),
   "omeganet": bounded(),
   "titans": bounded(am.Identity(), optimizer=am.Momentum(), window=1),
-  "gated": bounded(
-    am.Identity(), am.GatedMLP(expansion=2), am.Momentum(), read="before"
-  ),
   "depth_four": bounded(
     am.Identity(), am.MLP(depth=4, expansion=2, bias=True), am.GradientDescent()
   ),
 }
 MORE_MEMORIES = {
+  "gated": bounded(
+    am.Identity(), am.GatedMLP(expansion=2), am.Momentum(), read="before"
+  ),
   "matrix": bounded(am.Identity(), am.Matrix()),
   "depth_one": bounded(network=am.MLP(depth=1), optimizer=am.Momentum()),
   "depth_three": bounded(am.Identity(), am.MLP(depth=3), am.Momentum()),
