@@ -163,7 +163,7 @@ MORE_MEMORIES = {
     POLYNOMIAL,
     am.Matrix(),
     optimizer=am.GradientDescent(),
-    retention=am.ChannelRetention(4),
+    retention=am.ChannelRetention(3),
     window=16,
     chunk=3,
     bound=am.Bound(error_clip=None, weight_cap=None),

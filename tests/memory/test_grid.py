@@ -12,7 +12,6 @@ from tests.memory.cases import (
   MEMORIES,
   MORE_MEMORIES,
   assert_close,
-  made_of,
   make_params,
   make_tokens,
 )
@@ -24,39 +23,69 @@ SHORT = (1, 2, 3, 4, 5, 7, 8, 9, 77)
 LONG = (1023, 1334)
 
 
+@pytest.fixture(autouse=True)
+def few_programs():
+  """Drops what a test compiled: a process cannot hold programs without end."""
+  yield
+  applied.cache_clear()
+  jax.clear_caches()
+
+
 @functools.cache
-def applied(memory, implementation):
+def applied(memory, implementation="xla"):
   return jax.jit(
     functools.partial(am.apply, memory, implementation=implementation)
   )
 
 
 def calm(memory, length):
-  """Inputs whose gates keep an unbounded memory finite."""
+  """Inputs with small steps, which keep also an unbounded memory finite."""
   tokens = make_tokens(memory, length=length)
-  if memory.bound is not None and memory.bound.budget is not None:
-    return tokens
-  rate = tokens.gates.rate * 0.1
+  rate = tokens.gates.rate * (0.2 if length < 100 else 0.01)
   return tokens._replace(gates=tokens.gates._replace(rate=rate))
 
 
+def apart(got, want) -> np.ndarray:
+  """Relative distance of two outputs [B, T, H, V], up to each token."""
+  got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+  size = np.sqrt(np.mean(np.square(want)))
+  error = np.sqrt(np.mean(np.square(got - want), axis=(0, 2, 3)))
+  assert np.all(np.isfinite(error))
+  return np.maximum.accumulate(error / size)
+
+
 def compare(name, length, dtype, limit):
+  """The fast form, in one call and in two, against the definition.
+
+  A memory that learns can be chaotic: a change of its inputs by one rounding
+  error may grow without limit. Where it does, the forms must stay as near to
+  each other as a call is to itself with its inputs so changed.
+  """
   memory = ALL[name]
   to = functools.partial(jax.tree.map, lambda x: x.astype(dtype))
   params, tokens = to((make_params(memory), calm(memory, length)))
   want = applied(memory, "reference")(params, *tokens)
-  got = applied(memory, "xla")(params, *tokens)
-  assert_close(made_of(got), made_of(want), limit)
+  got = applied(memory)(params, *tokens)
+  # Norms have a relative slack of 1e-12.
+  slight = 1e-12 if dtype == jnp.float64 else 1e-6
+  moved = tokens._replace(
+    key=tokens.key * (1 + slight), value=tokens.value * (1 - slight)
+  )
+  near = apart(applied(memory)(params, *moved).y, got.y)
+  allowed = np.maximum(limit, 30 * near)
+  assert np.all(apart(got.y, want.y) <= allowed)
+  assert np.all(apart(got.y[:, :16], want.y[:, :16]) <= limit)
   if length > 2:
-    cut = min(length - 1, length // 3 + 1)
-    first = jax.tree.map(lambda x: x[:, :cut], tokens)
+    cut = length // 3 + 1
+    run = applied(memory)
+    start = run(params, *jax.tree.map(lambda x: x[:, :cut], tokens))
     rest = jax.tree.map(lambda x: x[:, cut:], tokens)
-    run = applied(memory, "xla")
-    start = run(params, *first)
     end = run(params, *rest, start.state)
     y = jnp.concatenate([start.y, end.y], axis=1)
-    assert_close(y, got.y, limit)
-    assert_close(end.state, got.state, limit)
+    assert np.all(apart(y, got.y) <= allowed)
+    if allowed[-1] < 1e-3:
+      assert_close(end.state, got.state, 30 * allowed[-1])
+      assert_close(end.state, want.state, 30 * allowed[-1])
 
 
 @pytest.mark.parametrize("length", SHORT)
@@ -74,10 +103,8 @@ def test_long_calls_in_float64(name, length):
 @pytest.mark.parametrize("length", [5, 64, 255])
 @pytest.mark.parametrize("name", ALL)
 def test_calls_in_float32(name, length):
-  """1e-5 without Muon; 1e-4 with it, at lengths up to 64."""
+  """1e-5 without Muon, 1e-4 with it."""
   memory = ALL[name]
-  if memory.orthogonalises and length > 64:
-    pytest.skip("rounding grows with the number of orthogonalised steps")
   limit = 1e-4 if memory.orthogonalises else 1e-5
   compare(name, length, jnp.float32, limit)
 
