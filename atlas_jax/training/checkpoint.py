@@ -16,7 +16,8 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -67,7 +68,7 @@ class Checkpoints:
           self._orbax.close()
       else:
         # The error under way is the one to be told.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(UserError), _writing(self.folder):
           self._orbax.close()
 
   @property
@@ -226,8 +227,29 @@ def _verify(tree: Any, saved: Mapping[str, int]) -> None:
       raise ValueError(f"{name} has changed since it was written")
 
 
+def _reading(checkpoint: pathlib.Path) -> AbstractContextManager[None]:
+  return _told_once(
+    lambda reason: (
+      f"checkpoint {checkpoint} cannot be read ({reason}): it is "
+      "truncated or damaged; move that folder away to go on from the checkpoint "
+      "before it, or start anew in another --workdir"
+    )
+  )
+
+
+def _writing(folder: pathlib.Path) -> AbstractContextManager[None]:
+  return _told_once(
+    lambda reason: (
+      f"cannot write a checkpoint to {folder} ({reason}): free "
+      "some space there and run the same command again; earlier checkpoints are "
+      "intact"
+    )
+  )
+
+
 @contextlib.contextmanager
-def _reading(checkpoint: pathlib.Path) -> Iterator[None]:
+def _told_once(tell: Callable[[str], str]) -> Iterator[None]:
+  """Turns what fails within into one UserError, and silences the rest."""
   reason = None
   with _mute():
     try:
@@ -237,28 +259,14 @@ def _reading(checkpoint: pathlib.Path) -> Iterator[None]:
     except Exception as error:
       reason = _reason(error)
     if reason is not None:
-      # Reads that failed beside the first complain in their threads, and
-      # once more when they are collected.
+      # What failed beside the first complains in its thread, as late as at the
+      # end of the process, and once more when it is collected.
+      for logger in _LOGGERS:
+        logger.addFilter(_NO_ERRORS)
       time.sleep(0.2)
       gc.collect()
   if reason is not None:
-    raise UserError(
-      f"checkpoint {checkpoint} cannot be read ({reason}): it is truncated or "
-      "damaged; move that folder away to go on from the checkpoint before "
-      "it, or start anew in another --workdir"
-    )
-
-
-@contextlib.contextmanager
-def _writing(folder: pathlib.Path) -> Iterator[None]:
-  try:
-    yield
-  except Exception as error:
-    raise UserError(
-      f"cannot write a checkpoint to {folder} ({_reason(error)}): free some "
-      "space there and run the same command again; earlier checkpoints are "
-      "intact"
-    ) from error
+    raise UserError(tell(reason))
 
 
 def _reason(error: BaseException) -> str:
@@ -278,6 +286,10 @@ class _NoErrors(logging.Filter):
     )
 
 
+_LOGGERS = tuple(logging.getLogger(name) for name in ("absl", "asyncio"))
+_NO_ERRORS = _NoErrors()
+
+
 @contextlib.contextmanager
 def _quiet_logs() -> Iterator[None]:
   """Drops what Orbax and its event loop log of a failure.
@@ -285,13 +297,12 @@ def _quiet_logs() -> Iterator[None]:
   It comes back as an exception, once, which is enough.
   """
   quiet = _NoErrors()
-  loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
-  for logger in loggers:
+  for logger in _LOGGERS:
     logger.addFilter(quiet)
   try:
     yield
   finally:
-    for logger in loggers:
+    for logger in _LOGGERS:
       logger.removeFilter(quiet)
 
 

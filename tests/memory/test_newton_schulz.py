@@ -71,11 +71,11 @@ def test_more_steps_come_nearer():
   distance = []
   # These coefficients converge to one; the default ones stay in a range.
   exact = ((1.875, -1.25, 0.375),)
-  for steps in (2, 5, 8, 15):
+  for steps in (2, 4, 6, 15):
     muon = am.Muon(every=1, steps=steps, epsilon=1e-7, coefficients=exact)
     distance.append(np.abs(singular_values(orthogonalise(x, muon)) - 1).max())
-  assert np.all(np.diff(distance) < 0)
-  assert distance[-1] < 1e-6
+  assert np.all(np.diff(distance) < 0), distance
+  assert distance[-1] < 1e-13
 
 
 def test_each_iteration_takes_its_own_coefficients():

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from atlas_jax.training.sharding import make_mesh
 from atlas_jax.training.writers import read_json_lines
 
 ROOT = pathlib.Path(__file__).parents[2]
+# Severity, month and day, time, thread, file and line, as absl in C++ writes.
+XLA_LOG = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\]")
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +56,8 @@ def ended(process):
 
 
 def said(done):
-  """The lines on stderr, but for those of XLA loading what it compiled."""
-  lines = done.stderr.splitlines()
-  return [line for line in lines if "cpu_aot_loader" not in line]
+  """The lines on stderr, but for those that XLA logs (of what it loads)."""
+  return [line for line in done.stderr.splitlines() if not XLA_LOG.match(line)]
 
 
 def steps_of(folder):
