@@ -7,7 +7,7 @@ asked for.
 
 A memory that is to hold a fact among thousands of tokens must be able to keep
 all of it and to write nothing, exactly. A sigmoid gets there only at infinity:
-one that starts at 0.9975 keeps 1e-9 of a fact after 8,000 tokens. The decay and
+one that starts at 0.9975 keeps 2e-9 of a fact after 8,000 tokens. The decay and
 the rate therefore use a sigmoid stretched by `EDGE` beyond the end that has to
 be reached, and clipped there. The slope at the clip is that of the sigmoid
 without the clip, so that a closed gate can open again.

@@ -14,7 +14,7 @@ The bound has four parts, each a field of `Bound`:
 4. at the end of a chunk a matrix longer than `weight_cap sqrt(min(shape))` is
    scaled back to that length, and a momentum longer than `tau` likewise.
 
-Muon's step has bounded length, so it takes parts 2 and 4 only. The dot product
+Muon's step has bounded length, so it takes part 4 only. The dot product
 has no curvature and takes no budget.
 
 A bounded forward pass does not bound back-propagation through many chunks: in

@@ -78,8 +78,8 @@ class LanguageModel(nnx.Module):
   write to the residual stream (`mixer/output`, `mlp/down`) smaller by
   1 / sqrt(2 layers); norms are 1; gates as `MemoryGates` says; memories as
   `atlas_jax.memory.init_params` says. The embedding has variance 1 / dim and
-  is multiplied by sqrt(dim) where it enters, so that as an output matrix it
-  has the scale of any other.
+  enters as it is: the blocks soon outweigh it, so that a tied output matrix
+  does not begin by predicting the token that it has just read.
 
   Args:
     config: Sizes and kinds.
@@ -275,8 +275,7 @@ class LanguageModel(nnx.Module):
     )
 
   def _embed(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
-    x = jnp.take(self.embedding[...], tokens, axis=0)
-    return (x * self.config.dim**0.5).astype(self.dtype)
+    return jnp.take(self.embedding[...], tokens, axis=0).astype(self.dtype)
 
   def _run(
     self,
