@@ -5,13 +5,13 @@ primitive, and the same code serves a whole sequence, a continued one, packed
 documents and a single token.
 """
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from atlas_jax import memory as am
+from atlas_jax.layers import tails
 from atlas_jax.layers.initial import Source, normal
 
 
@@ -68,13 +68,8 @@ class Convolution(nnx.Module):
     kernel = self.kernel[...]
     y = _convolve(x, tail, kernel, history)
     if tail is None:
-      tail = init_tail(kernel.shape[0], x)
-    return y.astype(x.dtype), _next_tail(x, tail, history, lengths)
-
-
-def init_tail(taps: int, x: Array) -> Float[Array, "B N D"]:
-  """The tail [B, taps - 1, D] of a sequence that begins, for inputs like x."""
-  return jnp.zeros((x.shape[0], taps - 1, x.shape[-1]), x.dtype)
+      tail = tails.init_tail(kernel.shape[0], x)
+    return y.astype(x.dtype), tails.next_tail(x, tail, history, lengths)
 
 
 def _convolve(
@@ -88,50 +83,9 @@ def _convolve(
   wide = x.astype(dtype)
   y = wide * kernel[0].astype(dtype)[None, None]
   for j in range(1, kernel.shape[0]):
-    shifted = _shift(wide, tail, j)
+    shifted = tails.shift(wide, tail, j)
     if history is not None:
       near = (history >= j)[..., None]
       shifted = jnp.where(near, shifted, jnp.zeros((), dtype))
     y = y + shifted * kernel[j].astype(dtype)[None, None]
   return y
-
-
-def _shift(x: Array, tail: Array | None, j: int) -> Array:
-  """x moved j places later, with the tail's newest entries moving in."""
-  length = x.shape[1]
-  if tail is None:
-    # Slower by half as a slice of a concatenation, in the backward pass.
-    return jax.lax.pad(
-      x, jnp.zeros((), x.dtype), ((0, 0, 0), (j, -j, 0), (0, 0, 0))
-    )
-  before = tail[:, tail.shape[1] - j :].astype(x.dtype)
-  return jnp.concatenate([before, x], axis=1)[:, :length]
-
-
-def _next_tail(
-  x: Float[Array, "B T D"],
-  tail: Float[Array, "B N D"],
-  history: Int[Array, "B T"] | None,
-  lengths: Int[Array, "B"] | None,
-) -> Float[Array, "B N D"]:
-  """The last N inputs up to the last valid token, of its document only."""
-  size, length = tail.shape[1], x.shape[1]
-  joined = jnp.concatenate([tail.astype(x.dtype), x], axis=1)
-  if lengths is None:
-    last = joined[:, length:]
-    newest = None if history is None else history[:, -1:]
-  else:
-    index = lengths[:, None] + jnp.arange(size, dtype=lengths.dtype)[None]
-    last = jnp.take_along_axis(joined, index[..., None], axis=1)
-    newest = None
-    if history is not None:
-      at = jnp.maximum(lengths - 1, 0)[:, None]
-      newest = jnp.take_along_axis(history, at, axis=1)
-      # A row without a new token keeps its tail.
-      newest = jnp.where(lengths[:, None] > 0, newest, size)
-  if newest is not None:
-    age = jnp.arange(size - 1, -1, -1, dtype=jnp.int32)[None]
-    last = jnp.where(
-      (newest >= age)[..., None], last, jnp.zeros((), last.dtype)
-    )
-  return last.astype(tail.dtype)

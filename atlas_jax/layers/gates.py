@@ -22,6 +22,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from atlas_jax import memory as am
+from atlas_jax.errors import UserError
 
 # How far the stretched sigmoid overshoots. Also the order of the smallest
 # values that a gate can hold steadily besides exactly 0: three decades.
@@ -29,6 +30,9 @@ EDGE = 1e-3
 
 # Window weights before training: the current token's, and every older one's.
 WINDOW_LOGITS = (2.0, 0.0)
+
+# A token's own weight in the windows of others before training.
+TOKEN_LOGIT = 2.0
 
 
 class MemoryGates(nnx.Module):
@@ -40,7 +44,9 @@ class MemoryGates(nnx.Module):
   - rate: `eta = rate_max max(0, (1 + EDGE) sigmoid(z) - EDGE)`, exactly 0 for
     z <= -6.9;
   - window: `gamma = sigmoid(z)`, one for each of the `memory.window` latest
-    tokens.
+    tokens;
+  - token, if asked for: `sigmoid(z)`, a factor on the weight that this token
+    has in its own and in all later windows, see `token_weight`.
 
   A memory without momentum has no momentum gate, one without retention no
   decay. With a window of 1 the rate already weighs the only gradient, and
@@ -54,7 +60,12 @@ class MemoryGates(nnx.Module):
     momentum_start: theta before training.
     rate_max: Largest eta; None: `default_rate(memory)`.
     rate_start: eta before training, as a share of `rate_max`.
+    token_gate: Whether there is a gate of the token looked at, besides those
+      of the token that looks.
     param_dtype: Type of the parameters.
+
+  Raises:
+    UserError: A token gate for a memory without window weights.
   """
 
   def __init__(
@@ -67,6 +78,7 @@ class MemoryGates(nnx.Module):
     momentum_start: float = 0.9,
     rate_max: float | None = None,
     rate_start: float = 0.1,
+    token_gate: bool = False,
     param_dtype: DTypeLike = jnp.float32,
   ):
     self.memory = memory
@@ -85,6 +97,22 @@ class MemoryGates(nnx.Module):
     self.weighs_window = memory.window > 1 or memory.orthogonalises
     if self.weighs_window:
       self.window = affine(memory.window, *WINDOW_LOGITS)
+    self.weighs_tokens = token_gate
+    if token_gate:
+      if memory.window == 1:
+        raise UserError(
+          "a token gate needs a window of 2 or more tokens: in a window of 1 "
+          "the rate does the same"
+        )
+      self.token = affine(1, TOKEN_LOGIT)
+
+  def token_weight(self, x: Float[Array, "B T D"]) -> Float[Array, "B T H"]:
+    """Weight of each token in every window it falls into, at least float32.
+
+    Only with `token_gate`. A gate gamma of token t for token i is to be
+    multiplied by the weight of i, so that both can keep i from being written.
+    """
+    return jax.nn.sigmoid(self.token(x.astype(am.state_dtype(x.dtype))))[..., 0]
 
   def __call__(self, x: Float[Array, "B T D"]) -> am.Gates:
     """Computes the gates of all tokens, at least float32.

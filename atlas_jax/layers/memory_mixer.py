@@ -22,15 +22,20 @@ from atlas_jax.layers.gates import MemoryGates
 from atlas_jax.layers.initial import Source
 from atlas_jax.layers.linear import Linear
 from atlas_jax.layers.rms_norm import RMSNorm
+from atlas_jax.layers.tails import init_tail, look_back, next_tail
 from atlas_jax.memory.numerics import unit
 
 
 class Tails(NamedTuple):
-  """The last inputs of the three convolutions, oldest first."""
+  """The last inputs of the three convolutions, oldest first.
+
+  With a token gate also the last tokens' weights; else these are empty.
+  """
 
   query: Float[Array, "B N D"]
   key: Float[Array, "B N D"]
   value: Float[Array, "B N D"]
+  weight: Float[Array, "B W-1 H"]
 
 
 class MixerState(NamedTuple):
@@ -66,7 +71,8 @@ class MemoryMixer(nnx.Module):
     heads: Memories side by side, each of width dim / heads.
     memory: Which memory.
     conv_width: Taps of the convolutions, the current token included.
-    decay_start, momentum_start, rate_max, rate_start: See `MemoryGates`.
+    decay_start, momentum_start, rate_max, rate_start, token_gate: See
+      `MemoryGates`.
     qk_epsilon: Length below which q and k are not stretched to length 1.
     norm_epsilon: Of the RMSNorm of read-outs.
     scale: Factor on all starting weights of projections and convolutions.
@@ -93,6 +99,7 @@ class MemoryMixer(nnx.Module):
     momentum_start: float = 0.9,
     rate_max: float | None = None,
     rate_start: float = 0.1,
+    token_gate: bool = False,
     qk_epsilon: float = 1e-6,
     norm_epsilon: float = 1e-6,
     scale: float = 1.0,
@@ -140,6 +147,7 @@ class MemoryMixer(nnx.Module):
       momentum_start=momentum_start,
       rate_max=rate_max,
       rate_start=rate_start,
+      token_gate=token_gate,
       param_dtype=param_dtype,
     )
     # Drawn in float32, as orthogonal matrices have no narrower algorithm.
@@ -268,7 +276,9 @@ class MemoryMixer(nnx.Module):
     taps = self.query_convolution.kernel.shape[0]
     tail = jnp.zeros((batch, taps - 1, dim), self.dtype)
     memory = am.init_state(self.definition, self.memory_params(), batch)
-    return MixerState(memory, Tails(tail, tail, tail))
+    back = self.definition.window - 1 if self.gates.weighs_tokens else 0
+    weight = jnp.zeros((batch, back, self.heads), am.state_dtype(self.dtype))
+    return MixerState(memory, Tails(tail, tail, tail, weight))
 
   def reset(self, state: MixerState, rows: Bool[Array, "B"]) -> MixerState:
     """Makes the rows marked True fresh and leaves all others as they are.
@@ -330,7 +340,7 @@ class MemoryMixer(nnx.Module):
     """Queries, keys and values [B, T, H, K], gates, and the next tails."""
     new_tails = {}
     arrays = {}
-    for name in Tails._fields:
+    for name in ("query", "key", "value"):
       projected = getattr(self, name)(x)
       y, new_tails[name] = getattr(self, f"{name}_convolution")(
         projected,
@@ -343,7 +353,29 @@ class MemoryMixer(nnx.Module):
         wide = y.astype(am.state_dtype(y.dtype))
         y = unit(wide, epsilon=self.qk_epsilon).astype(y.dtype)
       arrays[name] = y
-    return (*arrays.values(), self.gates(x), Tails(**new_tails))
+    before = None if tails is None else tails.weight
+    gates, new_tails["weight"] = self._gates(x, before, arrangement)
+    return (*arrays.values(), gates, Tails(**new_tails))
+
+  def _gates(
+    self,
+    x: Float[Array, "B T D"],
+    before: Float[Array, "B W-1 H"] | None,
+    arrangement: Arrangement,
+  ) -> tuple[am.Gates, Float[Array, "B W-1 H"]]:
+    """The gates of all tokens, and the weights of the last ones."""
+    gates = self.gates(x)
+    if not self.gates.weighs_tokens:
+      empty = jnp.zeros((x.shape[0], 0, self.heads), gates.rate.dtype)
+      return gates, empty
+    width = self.definition.window
+    weight = self.gates.token_weight(x)
+    if before is None:
+      before = init_tail(width, weight)
+    # Tokens of other documents are no concern: the memory masks them.
+    weights = look_back(weight, before, width)
+    after = next_tail(weight, before, arrangement.history, arrangement.lengths)
+    return gates._replace(window=gates.window * weights), after
 
   def _outputs(
     self, y: Float[Array, "B T H V"], x: Float[Array, "B T D"]

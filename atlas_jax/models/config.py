@@ -47,6 +47,11 @@ class ModelConfig:
   rate_start: float = field(
     0.1, "Step of the memory before training, as a share of rate_max."
   )
+  token_gate: bool = field(
+    False,
+    "Multiply a token's weight in every window of the memory by a gate of that "
+    "token itself.",
+  )
   qk_epsilon: float = field(
     1e-6, "Length below which a query or key is not stretched to length 1."
   )
@@ -117,6 +122,11 @@ class ModelConfig:
       raise UserError(
         f"model.memory.key_width={narrow} must lie between 0 (as wide as "
         f"keys) and the width of a head, {self.head_width}"
+      )
+    if self.token_gate and memory.window == 1:
+      raise UserError(
+        "model.token_gate needs model.memory.window of 2 or more: in a window "
+        "of 1 the rate does the same"
       )
     # Finds everything else that does not fit.
     memory.state_size(self.head_width, self.head_width)

@@ -318,6 +318,7 @@ def _make_block(config: ModelConfig, memory: Memory, rngs: Source) -> Block:
     momentum_start=config.momentum_start,
     rate_max=config.rate_max or None,
     rate_start=config.rate_start,
+    token_gate=config.token_gate,
     qk_epsilon=config.qk_epsilon,
     norm_epsilon=config.norm_epsilon,
     implementation=config.implementation,

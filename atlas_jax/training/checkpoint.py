@@ -230,9 +230,9 @@ def _verify(tree: Any, saved: Mapping[str, int]) -> None:
 def _reading(checkpoint: pathlib.Path) -> AbstractContextManager[None]:
   return _told_once(
     lambda reason: (
-      f"checkpoint {checkpoint} cannot be read ({reason}): it is "
-      "truncated or damaged; move that folder away to go on from the checkpoint "
-      "before it, or start anew in another --workdir"
+      f"checkpoint {checkpoint} cannot be read ({reason}): it is truncated or "
+      "damaged; move that folder away to go on from the checkpoint before it, "
+      "or start anew in another --workdir"
     )
   )
 
@@ -240,9 +240,8 @@ def _reading(checkpoint: pathlib.Path) -> AbstractContextManager[None]:
 def _writing(folder: pathlib.Path) -> AbstractContextManager[None]:
   return _told_once(
     lambda reason: (
-      f"cannot write a checkpoint to {folder} ({reason}): free "
-      "some space there and run the same command again; earlier checkpoints are "
-      "intact"
+      f"cannot write a checkpoint to {folder} ({reason}): free some space "
+      "there and run the same command again; earlier checkpoints are intact"
     )
   )
 

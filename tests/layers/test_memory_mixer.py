@@ -77,9 +77,15 @@ def canonical(state):
   return state._replace(memory=am.without_cache(state.memory))
 
 
-@every_memory
-def test_any_split_and_any_number_of_steps_is_one_call(name):
-  mixer, x = mixer_of(name), inputs()
+@pytest.mark.parametrize(
+  ("name", "changes"),
+  [
+    *(pytest.param(*some.values, {}, marks=some.marks) for some in SOME),
+    ("omeganet", {"token_gate": True}),
+  ],
+)
+def test_any_split_and_any_number_of_steps_is_one_call(name, changes):
+  mixer, x = mixer_of(name, **changes), inputs()
   whole = call(mixer, x)
   parts, state = [], mixer.init_state(BATCH)
   for start in (0, 7):
@@ -114,6 +120,35 @@ def test_every_parameter_and_input_gets_a_gradient(name):
   for path, leaf in leaves:
     assert jnp.any(leaf != 0), path
   assert jnp.all(jnp.any(by_input != 0, axis=-1))
+
+
+def test_a_token_gate_leaves_the_window_or_shuts_it():
+  x = inputs()
+  kernel = jnp.zeros((DIM, HEADS, 1))
+
+  def y(z):
+    graph, params = nnx.split(mixer_of("omeganet", token_gate=True))
+    mixer = nnx.merge(graph, params)
+    mixer.gates.token.kernel = nnx.Param(kernel)
+    mixer.gates.token.bias = nnx.Param(jnp.full((HEADS, 1), z))
+    return mixer, call(mixer, x).y
+
+  mixer, opened = y(1e4)
+  plain = nnx.clone(mixer_of("omeganet"))
+  nnx.update(plain, nnx.state(mixer, lambda path, _: "token" not in path))
+  np.testing.assert_array_equal(opened, call(plain, x).y)
+
+  mixer, shut = y(-1e4)
+  rate = mixer.gates.rate
+  rate.kernel = nnx.Param(kernel)
+  rate.bias = nnx.Param(jnp.full((HEADS, 1), -1e4))
+  assert_close(shut, call(mixer, x).y, 1e-6)
+  assert not jnp.allclose(opened, shut)
+
+
+def test_a_token_gate_without_a_window_is_refused():
+  with pytest.raises(UserError, match="window of 2 or more"):
+    mixer_of("titans", token_gate=True)
 
 
 @every_memory
