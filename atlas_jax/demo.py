@@ -20,7 +20,7 @@ from atlas_jax.training.config import ExperimentConfig
 from atlas_jax.training.loop import Summary, train
 from atlas_jax.training.workdir import Workdir
 
-PROMPT = "def read_lines(path):\n"
+PROMPT = "import os\nimport sys\n\n\ndef "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +147,7 @@ def sample(
   yield PROMPT
   stream = generator.stream(
     [PROMPT],
-    sampling=Sampling(temperature=0.7, top_p=0.95),
+    sampling=Sampling(temperature=0.8, top_k=40),
     max_tokens=max_tokens,
   )
   for piece in stream:

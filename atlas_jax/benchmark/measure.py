@@ -69,6 +69,24 @@ def run_once(program: Program, *args: Any) -> Timing:
   return Timing(time.perf_counter() - wall, time.process_time() - cpu)
 
 
+def run_turn(program: Program, *args: Any, seconds: float) -> Timing:
+  """Runs again and again for at least some seconds; the mean of one call.
+
+  The first call is left out where others follow: it finds the processor's
+  caches and the allocator as another program has left them.
+  """
+  first = run_once(program, *args)
+  if first.wall >= seconds:
+    return first
+  timings = []
+  while sum(timing.wall for timing in timings) < seconds:
+    timings.append(run_once(program, *args))
+  return Timing(
+    statistics.fmean(timing.wall for timing in timings),
+    statistics.fmean(timing.cpu for timing in timings),
+  )
+
+
 def run_resident(program: Program, *args: Any) -> tuple[Timing, int | None]:
   """As `run_once`, and by how many bytes the resident set grew at most.
 

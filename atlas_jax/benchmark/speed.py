@@ -34,6 +34,7 @@ class Options:
     lengths: tokens of a sequence, rising.
     windows: windows of the memory.
     repeats: rounds after the first call; medians are taken over them.
+    turn_seconds: how long a case runs in each round, at least.
     limit_bytes: memory up to which the obvious ways are run.
     patience: seconds of calls after which a case sits out the later rounds;
       ours never does.
@@ -46,10 +47,11 @@ class Options:
   lengths: tuple[int, ...] = LENGTHS
   windows: tuple[int, ...] = (1, 16)
   repeats: int = 5
+  turn_seconds: float = 0.5
   limit_bytes: int = 12 * 2**30
   patience: float = 10.0
   compare_at: int = 2048
-  decode_tokens: int = 256
+  decode_tokens: int = 1024
   longest_whole: int = 4096
   shape: layer.Shape = layer.Shape()
 
@@ -91,7 +93,7 @@ class Case:
     peak_bytes: planned temporaries and outputs.
     program: None if it does not fit.
     compiled: whether `peak_bytes` comes from the program itself.
-    timings: first call first.
+    timings: of the first call, then of one call in each round.
     resident_bytes: growth of the resident set during the first call.
   """
 
@@ -244,7 +246,9 @@ def _take_turns(options: Options, cases: Sequence[Case], say: Say) -> None:
       spent = sum(t.wall for t in case.timings)
       if case.method == layer.OURS or spent < options.patience:
         args = arguments[case.window, case.length]
-        case.timings.append(measure.run_once(_program(case), *args))
+        case.timings.append(
+          measure.run_turn(_program(case), *args, seconds=options.turn_seconds)
+        )
     say(f"round {turn + 1} of {options.repeats} done")
 
 

@@ -119,9 +119,11 @@ def markdown(result: Result, figures: Sequence[Result], command: str) -> str:
     "- *ours*: `atlas_jax.memory.apply` as it is by default;\n"
     "- *attention*: causal softmax attention with all scores at once (up to "
     f"{options['longest_whole']} tokens), and by blocks of queries.",
-    f"Medians of up to {options['repeats']} calls on the clock, all cases "
-    "taking turns (cases whose calls take more than "
-    f"{options['patience']:g} s together have fewer). *Peak* is what the "
+    f"Medians of up to {options['repeats']} turns on the clock, all cases in "
+    "turn (cases whose calls take more than "
+    f"{options['patience']:g} s together have fewer). In a turn a program runs "
+    f"for at least {options['turn_seconds']:g} s, and the first call is left "
+    "out where others follow. *Peak* is what the "
     "compiler plans for temporaries and outputs; *resident* is by how much the "
     "process grew during the first call. The two obvious ways run where their "
     f"peak is at most {options['limit_bytes'] / 2**30:g} GiB.",

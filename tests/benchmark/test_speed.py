@@ -17,6 +17,7 @@ def options(**changes) -> speed.Options:
     "lengths": (8, 16, 24),
     "windows": (2,),
     "repeats": 2,
+    "turn_seconds": 0.0,
     "compare_at": 16,
     "decode_tokens": 6,
     "longest_whole": 16,
@@ -164,6 +165,7 @@ def made_up(ours=(100.0, 100.0, 90.0), attention=(400.0, 120.0, 60.0)):
     "shape": {"dim": 8, "heads": 2, "chunk": 4},
     "longest_whole": 16,
     "repeats": 5,
+    "turn_seconds": 0.5,
     "patience": 10.0,
     "limit_bytes": 12 * 2**30,
     "decode_tokens": 6,
@@ -260,3 +262,15 @@ def test_layer_gives_every_parameter_a_gradient():
   )
   for path, slope in jax.tree.leaves_with_path(slopes):
     assert jnp.any(slope != 0), path
+
+
+def test_a_turn_leaves_its_first_call_out_unless_it_is_the_only_one(
+  monkeypatch,
+):
+  program = measure.Program(lambda: None, 0.0, 0)
+  walls = iter([9.0, 1.0, 2.0, 3.0, 5.0])
+  monkeypatch.setattr(
+    measure, "run_once", lambda program: measure.Timing(next(walls), 0.0)
+  )
+  assert measure.run_turn(program, seconds=8.0).wall == 9.0
+  assert measure.run_turn(program, seconds=7.0).wall == 4.0
