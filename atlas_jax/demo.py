@@ -11,6 +11,7 @@ import os
 import pathlib
 from collections.abc import Iterator
 
+from atlas_jax import environment
 from atlas_jax.data import Trigram, coverage, pipeline, tokenizers, windows
 from atlas_jax.errors import UserError
 from atlas_jax.generation import Generator, Sampling
@@ -85,6 +86,7 @@ def run(
     "steps": summary.step,
     "parameters": summary.parameters,
     "seconds": summary.seconds,
+    "environment": environment.describe(),
   }
   path.write_text(json.dumps(figures, indent=2) + "\n")
   return summary, comparison

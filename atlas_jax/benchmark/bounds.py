@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from atlas_jax.benchmark import environment, hostile, outer, recall, remedies
+from atlas_jax import environment
+from atlas_jax.benchmark import hostile, outer, recall, remedies
 
 Say = Callable[[str], None]
 Result = dict[str, Any]

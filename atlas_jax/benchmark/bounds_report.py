@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from atlas_jax.benchmark import environment
+from atlas_jax import environment
 from atlas_jax.benchmark.tables import table
 
 Result = dict[str, Any]

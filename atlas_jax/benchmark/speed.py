@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from atlas_jax import environment
 from atlas_jax import memory as am
-from atlas_jax.benchmark import environment, layer, measure
+from atlas_jax.benchmark import layer, measure
 from atlas_jax.errors import UserError
 
 Say = Callable[[str], None]

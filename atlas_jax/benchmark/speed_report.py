@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from atlas_jax.benchmark import environment, layer
+from atlas_jax import environment
+from atlas_jax.benchmark import layer
 from atlas_jax.benchmark.tables import table
 
 # What is asked of the library's own form, on two cores.

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from atlas_jax.benchmark import environment, files
+from atlas_jax import environment
+from atlas_jax.benchmark import files
 from atlas_jax.benchmark.tables import table
 from atlas_jax.errors import UserError
 
