@@ -11,7 +11,7 @@ A main defines its flags at import and hands its function to `run`:
   flags.define_fields(ExperimentConfig)
 
   def main() -> None:
-    config = flags.resolve(PRESETS, ExperimentConfig)
+    config = flags.resolve(PRESETS)
 
   if __name__ == "__main__":
     flags.run(main)

@@ -8,7 +8,7 @@ bytes, all others are counted with a vocabulary of 32,000 tokens. "Start
 weights" are the learned weights of the memories before the first token;
 "state" is what generation keeps per row, however long the text; "carries" is
 what one block keeps per row of 4,096 tokens for the backward pass. Written by
-`python -m experiments.presets`.
+`python -m experiments.presets --write=docs/presets.md`.
 """
 
 import pathlib

@@ -1,9 +1,11 @@
 """The memory computed in the two ways that first come to mind.
 
-Both give the library's numbers (the tests compare them); they are what the
-speed and the memory of the library's own form are measured against.
+They are what the speed and the memory of the library's own form are measured
+against, and give its numbers (the tests compare them).
 
-`token_scan` visits one token after another and writes its weights out.
+`token_scan` visits one token after another and writes its weights out; as each
+gradient is taken at the token's own weights, its numbers are those of chunks of
+one token.
 `materialised` takes the gradients of a chunk at once and combines every token's
 momentum and weights by `jax.lax.associative_scan` (arXiv 2501.00663, section
 3.2); the weights of all tokens of the sequence exist before any is read.

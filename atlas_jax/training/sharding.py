@@ -5,7 +5,6 @@ is split over both mesh axes. A parameter is split over `fsdp` along one of its
 axes and replicated over `data`; the optimizer's moments follow their parameter.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -157,11 +156,3 @@ def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, Any]:
     name: jax.make_array_from_process_local_data(sharding, rows)
     for name, rows in batch.items()
   }
-
-
-def bytes_per_device(tree: Any) -> int:
-  """Returns the bytes of a tree of arrays that one device holds."""
-  return sum(
-    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-    for leaf in jax.tree.leaves(tree)
-  )
