@@ -112,9 +112,10 @@ def train(
       for name, (before, now) in changed.items():
         reporter.note(f"from step {step} on: {name}={now} (was {before})")
     if primary:
+      # First the record: it says whose all other files are.
+      home.write(record)
       home.rewind(-1 if step is None else step)
       task.tokenizer.save(home.tokenizer)
-      home.write(record)
     _barrier("prepared")
     loop = _Loop(
       config=config,

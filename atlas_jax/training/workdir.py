@@ -102,7 +102,8 @@ class Workdir:
     """
     record = self.read()
     if record is None:
-      foreign = [name for name in _OWN if (self.path / name).exists()]
+      # A run that was killed before it wrote its record left an empty folder.
+      foreign = [name for name in _OWN if _holds(self.path / name)]
       if foreign:
         raise UserError(
           f"{self.path} has a {foreign[0]} but no config.json, so it is not "
@@ -155,6 +156,11 @@ class Workdir:
           file.flush()
           os.fsync(file.fileno())
         temporary.replace(path)
+
+
+def _holds(path: pathlib.Path) -> bool:
+  """Whether there is a file, or a folder with something in it."""
+  return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
 def read_record(path: pathlib.Path) -> dict[str, Any] | None:

@@ -102,6 +102,16 @@ def test_files_of_no_known_run_are_refused(tmp_path):
   assert (tmp_path / "metrics.jsonl").read_text() == "precious\n"
 
 
+def test_a_run_killed_before_its_first_step_can_start_again(tmp_path):
+  """Orbax makes its folder first; a checkpoint in it would be a run's."""
+  folder = tmp_path / "checkpoints"
+  folder.mkdir()
+  assert Workdir(tmp_path).check(standin.small_config()) == {}
+  (folder / "4").mkdir()
+  with pytest.raises(UserError, match="has a checkpoints but no config"):
+    Workdir(tmp_path).check(standin.small_config())
+
+
 @pytest.mark.parametrize(
   "text", ["{", "[]", "{}", '{"config": {"model": 3}}', '{"config": 3}', "\xff"]
 )
