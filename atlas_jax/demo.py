@@ -6,7 +6,6 @@ one on the whole train split; then a sample; and draws the loss curve.
 """
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Iterator
@@ -16,8 +15,9 @@ from atlas_jax.data import Trigram, coverage, pipeline, tokenizers, windows
 from atlas_jax.errors import UserError
 from atlas_jax.generation import Generator, Sampling
 from atlas_jax.models.presets import memory_of
-from atlas_jax.training import progress, restore, writers
+from atlas_jax.training import identity, progress, restore, writers
 from atlas_jax.training.config import ExperimentConfig
+from atlas_jax.training.disk import write_json
 from atlas_jax.training.loop import Summary, train
 from atlas_jax.training.workdir import Workdir
 
@@ -74,13 +74,23 @@ def run(
   """Trains, compares, and writes `comparison.json` into the run's folder.
 
   Raises:
-    UserError: As `train`, or where training did not come to its end.
+    UserError: As `train`, where training did not come to its end, or where the
+      run so far was measured on other held-out text.
   """
+  if config.data.valid_fraction == 0 and not config.data.valid_path:
+    raise UserError(
+      "the demo compares on held-out text: make data.valid_fraction more than "
+      "0, or give data.valid_path"
+    )
+  refuse_other_text(config, workdir)
   summary = train(config, workdir, reporter=reporter)
   if summary.status != "finished":
-    raise UserError(f"{summary.reason}; run the same command to go on")
+    raise UserError(summary.reason)
   comparison = compare(config, workdir, summary)
-  path = pathlib.Path(workdir) / "comparison.json"
+  path = Workdir(workdir).path / "comparison.json"
+  if not summary.train and path.exists():
+    # This call only shows the run: the file says how long training took.
+    return summary, comparison
   figures = dataclasses.asdict(comparison) | {
     "margin": comparison.margin,
     "steps": summary.step,
@@ -88,8 +98,26 @@ def run(
     "seconds": summary.seconds,
     "environment": environment.describe(),
   }
-  path.write_text(json.dumps(figures, indent=2) + "\n")
+  write_json(path, figures)
   return summary, comparison
+
+
+def refuse_other_text(
+  config: ExperimentConfig, workdir: str | os.PathLike[str]
+) -> None:
+  """Refuses to go on with a run whose held-out text was another so far.
+
+  Raises:
+    UserError: The figures before and after could not be compared.
+  """
+  record = Workdir(workdir).read()
+  changed = identity.changes(record["config"], config) if record else {}
+  if "data.eval_windows" in changed:
+    before, _ = changed["data.eval_windows"]
+    raise UserError(
+      f"the run in {os.fspath(workdir)} was measured on other held-out text: "
+      f"use --data.eval_windows={before}, or give another --workdir"
+    )
 
 
 def compare(
@@ -128,9 +156,14 @@ def compare(
   scores = {
     step: figures["bits_per_byte"] for step, figures in summary.heldout.items()
   }
+  if not {0, summary.step} <= scores.keys():
+    raise UserError(
+      f"{home.metrics} no longer holds the held-out figures before and after "
+      "training: bring it back, or give another --workdir"
+    )
   return Comparison(
-    before=scores[min(scores)],
-    after=scores[max(scores)],
+    before=scores[0],
+    after=scores[summary.step],
     trigram=Trigram(read).bits_per_byte(heldout),
     trigram_all=Trigram(everything).bits_per_byte(heldout),
     bytes_read=sum(map(len, read)),
@@ -202,7 +235,7 @@ def draw(
   axes.set_ylim(bottom=0)
   axes.grid(alpha=0.3)
   axes.legend(frameon=False)
-  axes.set_title("The demo model on held-out Python source", fontsize=11)
+  axes.set_title("Learning to read at test time", fontsize=11)
   path = home.path / "loss_curve.png"
   figure.savefig(path)
   return path

@@ -20,6 +20,8 @@ Whatever is wrong with the command line or with what the user asks for ends in
 one line on stderr and exit code 2.
 """
 
+import errno
+import io
 import os
 import sys
 import typing
@@ -115,6 +117,11 @@ def run(main: Callable[[], Any]) -> None:
   app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
 
 
+def stdin() -> typing.BinaryIO:
+  """Standard input as bytes, empty where it is closed."""
+  return io.BytesIO() if sys.stdin is None else sys.stdin.buffer
+
+
 def _define(
   name: str, doc: str, flag_values: flags.FlagValues, boolean: bool = False
 ) -> None:
@@ -135,6 +142,8 @@ def _show(value: Any) -> str:
 def _parse(argv: list[str]) -> list[str]:
   try:
     return flags.FLAGS(argv)
+  except SystemExit:  # absl has printed the help, and calls that a failure.
+    sys.exit(0)
   except flags.UnrecognizedFlagError as error:
     name = error.flagname
     nearest = config_lib.suggestion(name, flags.FLAGS, "--")
@@ -150,6 +159,11 @@ def _guarded(main: Callable[[], Any], argv: list[str]) -> Any:
   try:
     if len(argv) > 1:
       _fail(f"unexpected argument {argv[1]!r}; write --name=value")
+    if sys.stdout is None:  # closed, as by `>&-`
+      sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+      # A terminal of few letters shows a ? for the others.
+      sys.stdout.reconfigure(errors="replace")
     result = main()
     sys.stdout.flush()
     return result
@@ -159,9 +173,18 @@ def _guarded(main: Callable[[], Any], argv: list[str]) -> Any:
     print("interrupted", file=sys.stderr)
     sys.exit(_EXIT_INTERRUPTED)
   except BrokenPipeError:
-    # Python flushes stdout once more at exit, into the closed pipe.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _drop_output()
     sys.exit(0)
+  except OSError as error:
+    if error.errno != errno.ENOSPC:
+      raise
+    _drop_output()
+    _fail("cannot write the output: no space left on the device")
+
+
+def _drop_output() -> None:
+  """Python flushes stdout once more at exit, and would fail once more."""
+  os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _fail(message: str) -> NoReturn:

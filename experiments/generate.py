@@ -8,8 +8,6 @@ the length of prompt or text: `--max_tokens=0` goes on until the model ends the
 text or Ctrl-C is pressed.
 """
 
-import sys
-
 from absl import flags as absl_flags
 
 from atlas_jax.errors import UserError
@@ -37,7 +35,7 @@ _STOP = absl_flags.DEFINE_multi_string(
 def main() -> None:
   """Prints a continuation."""
   sampling = Sampling(**flags.overrides(Sampling))
-  prompt = prompts.choose(_PROMPT.value, _PROMPT_FILE.value, sys.stdin.buffer)
+  prompt = prompts.choose(_PROMPT.value, _PROMPT_FILE.value, flags.stdin())
   if not _WORKDIR.value:
     raise UserError("no model given: add --workdir=DIR, the folder of a run")
   run = restore.load(_WORKDIR.value)

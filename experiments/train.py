@@ -25,7 +25,7 @@ _WORKDIR = absl_flags.DEFINE_string(
   "workdir", None, "Folder of the run, made if need be."
 )
 _INIT_FROM = absl_flags.DEFINE_string(
-  "init_from", None, "A run, or one of its checkpoints, whose weights to start."
+  "init_from", None, "A run or one of its checkpoints; its weights are taken."
 )
 _DISTRIBUTED = absl_flags.DEFINE_bool(
   "distributed", False, "Train on all hosts of a cluster that jax detects."

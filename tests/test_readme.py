@@ -3,11 +3,14 @@
 import importlib
 import pathlib
 import re
+import shlex
 
 import pytest
+from absl import flags as absl_flags
 
 from atlas_jax import config as configs
 from atlas_jax.training.config import ExperimentConfig
+from experiments import flags
 from experiments.configs import PRESETS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -50,6 +53,28 @@ def test_there_is_something_to_run():
 @pytest.mark.parametrize(("document", "code"), BLOCKS)
 def test_python_runs_as_written(document, code):
   exec(compile(code, str(document), "exec"), {"__name__": "document"})
+
+
+def trainings(document: pathlib.Path) -> list[str]:
+  """The commands of its fenced blocks that train something."""
+  text = "\n".join(code for _, code in fences(document)).replace("\\\n", " ")
+  return re.findall(r"^python -m (experiments\.train .*)$", text, re.MULTILINE)
+
+
+def test_trainings_are_of_valid_models():
+  commands = [line for document in DOCUMENTS for line in trainings(document)]
+  assert commands
+  for command in commands:
+    values = absl_flags.FlagValues()
+    flags.define_presets(PRESETS, values)
+    flags.define_fields(ExperimentConfig, flag_values=values)
+    words = [
+      word
+      for word in shlex.split(command)
+      if word.lstrip("-").split("=")[0] in values
+    ]
+    values(["train", *words])
+    flags.resolve(PRESETS, values).validate()
 
 
 @every_document

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from array_record.python import array_record_data_source
 
-from atlas_jax.data import records
+from atlas_jax.data import records, windows
 from atlas_jax.data.tokenizer import Tokenizer
 from atlas_jax.data.windows import Split
 
@@ -34,10 +34,11 @@ def window_bytes(
   source = array_record_data_source.ArrayRecordDataSource(str(split.path))
   documents = collections.defaultdict(list)
   wanted = sorted(set(map(int, indices)))
-  for begin in range(0, len(wanted), _READ_AT_ONCE):
-    for record in source.__getitems__(wanted[begin : begin + _READ_AT_ONCE]):
-      for piece in records.unpack(record):
-        documents[piece.document].append((piece.start, piece.tokens))
+  with windows.reading(split.path):
+    for begin in range(0, len(wanted), _READ_AT_ONCE):
+      for record in source.__getitems__(wanted[begin : begin + _READ_AT_ONCE]):
+        for piece in records.unpack(record):
+          documents[piece.document].append((piece.start, piece.tokens))
   runs: list[bytes] = []
   for document in sorted(documents):
     run, end = bytearray(), None

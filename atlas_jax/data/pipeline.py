@@ -12,7 +12,7 @@ import grain
 import numpy as np
 from jaxtyping import Int
 
-from atlas_jax.data import records
+from atlas_jax.data import records, windows
 from atlas_jax.data.records import Batch
 from atlas_jax.data.windows import Split
 from atlas_jax.errors import UserError
@@ -155,7 +155,9 @@ class _Reader:
 
   def __init__(self, split: Split):
     self._window = split.window
+    self._path = split.path
     self._source = grain.sources.ArrayRecordDataSource(str(split.path))
 
   def __call__(self, index: int) -> Batch:
-    return records.lay_out(self._source[index], self._window)
+    with windows.reading(self._path):
+      return records.lay_out(self._source[index], self._window)

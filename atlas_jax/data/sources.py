@@ -20,6 +20,7 @@ import sysconfig
 import zlib
 from collections.abc import Iterator
 
+from atlas_jax import paths
 from atlas_jax.errors import UserError
 
 # Characters tokenised at once. A longer document is cut behind a line break,
@@ -95,7 +96,7 @@ def find_files(path: str) -> list[SourceFile]:
   """
   if not path:
     return _standard_library()
-  place = pathlib.Path(path).expanduser()
+  place = paths.expand(path)
   if place.is_file():
     return [SourceFile(place.name, place)]
   if place.is_dir():

@@ -2,6 +2,7 @@
 
 import pathlib
 
+from atlas_jax import paths
 from atlas_jax.data.tokenizer import ByteTokenizer, StreamDecoder, Tokenizer
 from atlas_jax.errors import UserError
 
@@ -24,7 +25,7 @@ def load(spec: str) -> Tokenizer:
   """
   if spec == "bytes":
     return ByteTokenizer()
-  path = pathlib.Path(spec).expanduser()
+  path = paths.expand(spec)
   if path.is_dir():
     path = _in_folder(path)
   if path.name == "tokenizer.bytes":

@@ -13,6 +13,7 @@ another name and renamed when complete, so that a run which is killed leaves
 nothing that looks complete, and of two runs at once the first to finish wins.
 """
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -23,6 +24,7 @@ import pathlib
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -177,6 +179,8 @@ def open_windows(folder: str | os.PathLike[str]) -> Windows:
     for split in splits:
       if split.path.stat().st_size != split.file_size:
         raise ValueError(f"{split.path.name} has the wrong size")
+    if not (folder / _DOCUMENTS).is_file():
+      raise ValueError(f"{_DOCUMENTS} is missing")
     train, valid = splits
     return Windows(
       folder=folder,
@@ -191,6 +195,23 @@ def open_windows(folder: str | os.PathLike[str]) -> Windows:
       f"the tokenised windows in {str(folder)!r} are damaged or of another "
       f"version ({error}); delete the folder to have them made anew"
     ) from error
+
+
+@contextlib.contextmanager
+def reading(path: pathlib.Path) -> Iterator[None]:
+  """Tells of damaged windows in one line.
+
+  Raises:
+    UserError: Whatever went wrong within.
+  """
+  try:
+    yield
+  except (OSError, RuntimeError, ValueError, IndexError) as error:
+    reason = (str(error).splitlines() or [type(error).__name__])[0][:100]
+    raise UserError(
+      f"the tokenised windows in {str(path.parent)!r} are damaged ({reason}); "
+      "delete the folder to have them made anew"
+    ) from None
 
 
 def _key(

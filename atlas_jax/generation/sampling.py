@@ -171,6 +171,6 @@ def _truncate(
   # A token stays if those before it do not reach the share. The sum of all is
   # 1 only up to rounding, which must drop no token where top_p is 1.
   before = jnp.cumsum(share) - share
-  inside &= (before < top_p) | (top_p >= 1.0)
+  inside &= (before < top_p) | (top_p >= 1.0) | (before == 0.0)
   least = jnp.min(jnp.where(inside, ordered, jnp.inf))
   return jnp.where(logits >= least, logits, -jnp.inf)

@@ -73,8 +73,9 @@ def arrange(
     segment_ids: Documents of each row, 0 for padding. The first continues the
       state, each further one starts afresh.
     max_segments: Largest number of documents in a row; needed inside jit for
-      documents that are not aligned.
-    aligned: Promises that documents start at multiples of the chunk.
+      documents that are not aligned. A row that holds more has NaN as outputs.
+    aligned: Promises that documents start at multiples of the chunk (checked
+      outside jit only).
 
   Raises:
     UserError: A shape is wrong, arguments contradict each other, or there are
@@ -91,6 +92,7 @@ def arrange(
         "aligned documents start afresh and mark padding by segment 0: give "
         "neither a state nor a mask"
       )
+    am.layout.check_aligned(segment_ids, chunk)
     return Arrangement(
       segment_ids=segment_ids,
       history=_history(segment_ids),

@@ -65,7 +65,8 @@ class MemoryGates(nnx.Module):
     param_dtype: Type of the parameters.
 
   Raises:
-    UserError: A token gate for a memory without window weights.
+    UserError: A starting value out of range, or a token gate for a memory
+      without window weights.
   """
 
   def __init__(
@@ -81,6 +82,16 @@ class MemoryGates(nnx.Module):
     token_gate: bool = False,
     param_dtype: DTypeLike = jnp.float32,
   ):
+    starts = {
+      "decay_start": decay_start,
+      "momentum_start": momentum_start,
+      "rate_start": rate_start,
+    }
+    for name, start in starts.items():
+      if not 0 < start < 1:
+        raise UserError(f"{name} {start}: use a number between 0 and 1")
+    if rate_max is not None and not 0 < rate_max < math.inf:
+      raise UserError(f"rate_max {rate_max}: use a positive number")
     self.memory = memory
     self.heads = heads
     self.rate_max = default_rate(memory) if rate_max is None else rate_max

@@ -110,8 +110,10 @@ class MemoryMixer(nnx.Module):
     form: str = "dual",
     rngs: Source,
   ):
-    if heads < 1 or dim % heads:
+    if heads < 1 or dim < 1 or dim % heads:
       raise UserError(f"{heads} heads do not divide the width {dim}")
+    if conv_width < 1:
+      raise UserError(f"conv_width {conv_width}: use 1 or more taps")
     width = dim // heads
     self.heads = heads
     self.definition = memory or am.Memory()
@@ -200,6 +202,7 @@ class MemoryMixer(nnx.Module):
           "an arrangement already holds mask and documents: give it alone"
         )
       return self._mix(x, state, arrangement)
+    self._check(x, None if state is None else state.tails)
     batch, length = x.shape[:2]
     arrangement = arrange(
       batch,
@@ -276,8 +279,9 @@ class MemoryMixer(nnx.Module):
     taps = self.query_convolution.kernel.shape[0]
     tail = jnp.zeros((batch, taps - 1, dim), self.dtype)
     memory = am.init_state(self.definition, self.memory_params(), batch)
-    back = self.definition.window - 1 if self.gates.weighs_tokens else 0
-    weight = jnp.zeros((batch, back, self.heads), am.state_dtype(self.dtype))
+    weight = jnp.zeros(
+      (batch, self._looks_back, self.heads), am.state_dtype(self.dtype)
+    )
     return MixerState(memory, Tails(tail, tail, tail, weight))
 
   def reset(self, state: MixerState, rows: Bool[Array, "B"]) -> MixerState:
@@ -302,6 +306,11 @@ class MemoryMixer(nnx.Module):
   @property
   def _width(self) -> int:
     return self.norm.scale.shape[-1]
+
+  @property
+  def _looks_back(self) -> int:
+    """Earlier tokens whose weights are kept."""
+    return self.definition.window - 1 if self.gates.weighs_tokens else 0
 
   def _mix(
     self,
@@ -338,6 +347,7 @@ class MemoryMixer(nnx.Module):
     arrangement: Arrangement,
   ) -> tuple[Array, Array, Array, am.Gates, Tails]:
     """Queries, keys and values [B, T, H, K], gates, and the next tails."""
+    self._check(x, tails)
     new_tails = {}
     arrays = {}
     for name in ("query", "key", "value"):
@@ -376,6 +386,27 @@ class MemoryMixer(nnx.Module):
     weights = look_back(weight, before, width)
     after = next_tail(weight, before, arrangement.history, arrangement.lengths)
     return gates._replace(window=gates.window * weights), after
+
+  def _check(self, x: Array, tails: Tails | None) -> None:
+    """Refuses inputs and states that would give other numbers silently."""
+    dim = self.heads * self._width
+    if x.ndim != 3 or x.shape[-1] != dim:
+      raise UserError(f"x is {x.shape} but must be [B, T, {dim}]")
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+      raise UserError(f"x is {x.dtype}: give floating-point numbers")
+    if tails is None:
+      return
+    taps = self.query_convolution.kernel.shape[0]
+    have = (tails.query.shape, tails.weight.shape)
+    want = (
+      (x.shape[0], taps - 1, dim),
+      (x.shape[0], self._looks_back, self.heads),
+    )
+    if have != want:
+      raise UserError(
+        "the state does not belong to this layer and these inputs: inputs of "
+        f"the convolutions and token weights are {have} but must be {want}"
+      )
 
   def _outputs(
     self, y: Float[Array, "B T H V"], x: Float[Array, "B T D"]

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from atlas_jax.errors import UserError
+from atlas_jax.memory import checks
 from atlas_jax.memory.numerics import cap_norm, matmul, safe_norm
 
 # Errors shorter than this no longer count with full weight in the budget, so
@@ -69,8 +70,8 @@ class Bound:
       raise UserError(f"budget {self.budget!r}: use full, diagonal or none")
     for name in ("error_clip", "weight_cap", "gradient_clip"):
       value = getattr(self, name)
-      if value is not None and not value > 0:
-        raise UserError(f"{name} {value}: use a positive number or none")
+      if value is not None:
+        checks.positive(name, value)
 
 
 UNBOUNDED = Bound(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from atlas_jax.errors import UserError
+from atlas_jax.memory import checks
 from atlas_jax.memory.bounds import UNBOUNDED, Bound
 from atlas_jax.memory.features import Features, Polynomial
 from atlas_jax.memory.networks import MLP, Entry, Matrix, Network
@@ -49,10 +50,14 @@ class Memory:
   bound: Bound | None = Bound()
 
   def __post_init__(self):
-    if self.window < 1:
-      raise UserError(f"window {self.window}: use 1 or more tokens")
-    if self.chunk < 1:
-      raise UserError(f"chunk {self.chunk}: use 1 or more tokens")
+    checks.part("features", self.features, Features)
+    checks.part("network", self.network, Network)
+    checks.part("objective", self.objective, Objective)
+    checks.part("optimizer", self.optimizer, Optimizer)
+    checks.part("retention", self.retention, Retention)
+    checks.part("bound", self.bound, Bound | None)
+    checks.count("window", self.window, " tokens")
+    checks.count("chunk", self.chunk, " tokens")
     if self.read not in ("after", "before"):
       raise UserError(f"read {self.read!r}: use after or before")
     if isinstance(self.optimizer, Muon) and self.chunk % self.optimizer.every:

@@ -6,14 +6,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from atlas_jax.errors import UserError
 from atlas_jax.memory import dispatch
 from atlas_jax.memory import step as steps
 from atlas_jax.memory.config import Memory
 from atlas_jax.memory.factors import prepare
 from atlas_jax.memory.gates import Gates
-from atlas_jax.memory.state import MemoryState, Pending, norm
+from atlas_jax.memory.state import MemoryState, Pending, check_state, norm
 from atlas_jax.memory.step import Head
-from atlas_jax.memory.stream import Output, apply
+from atlas_jax.memory.stream import Output, apply, check_inputs
 
 
 def step(
@@ -43,26 +44,33 @@ def step(
   Returns:
     read-out [B, H, V], the state after the token (of the same type, with its
     cache) and the inner loss [B, H].
+
+  Raises:
+    UserError: shapes that do not fit, or a state of another memory.
   """
+  with_time = lambda tree: jax.tree.map(lambda x: x[:, None], tree)
+  tokens = (query, key, value, gates)
   if dispatch.resolve(implementation) == "reference":
-    add_time = lambda x: x[:, None]
     mask = None if valid is None else valid[:, None]
     out = apply(
       memory,
       params,
-      *jax.tree.map(add_time, (query, key, value, gates)),
+      *with_time(tokens),
       state=state,
       mask=mask,
       implementation=implementation,
     )
     return out._replace(y=out.y[:, 0], inner_loss=out.inner_loss[:, 0])
+  check_inputs(memory, params, *jax.eval_shape(with_time, tokens))
+  check_state(memory, params, state, query.shape[0], key.shape[-1])
+  if valid is not None and valid.shape != query.shape[:1]:
+    raise UserError(f"valid is {valid.shape} but must be {query.shape[:1]}")
   if state.cache is None:
     state = with_cache(memory, params, state)
   dtype = state.tail_key.dtype
   batch = query.shape[0]
   if valid is None:
     valid = jnp.ones((batch,), bool)
-  tokens = (query, key, value, gates)
   keep = lambda x: jnp.where(
     valid.reshape(-1, *[1] * (x.ndim - 1)), x.astype(dtype), 0.0
   )

@@ -17,10 +17,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from atlas_jax.errors import UserError
+from atlas_jax.memory import checks
 from atlas_jax.memory.numerics import matmul, unit
 
 # Explicit maps above this size make every memory matrix unaffordable.
 LARGEST_MAP = 4096
+
+# 1 / i! is no normal float32 beyond.
+LARGEST_DEGREE = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +39,10 @@ class Identity:
 
   bias: bool = False
   key_width: int | None = None
+
+  def __post_init__(self):
+    if self.key_width is not None:
+      checks.count("key_width", self.key_width)
 
   def size(self, width: int) -> int:
     return width + self.bias
@@ -83,10 +91,15 @@ class Polynomial:
   sketch: int | None = None
 
   def __post_init__(self):
-    if self.degree < 1:
-      raise UserError(f"polynomial degree {self.degree}: use 1 or more")
-    if self.sketch is not None and self.sketch < 1:
-      raise UserError(f"sketch of {self.sketch} features: use 1 or more")
+    checks.count("polynomial degree", self.degree)
+    if self.degree > LARGEST_DEGREE:
+      raise UserError(
+        f"polynomial degree {self.degree}: use {LARGEST_DEGREE} or less"
+      )
+    if self.key_width is not None:
+      checks.count("key_width", self.key_width)
+    if self.sketch is not None:
+      checks.count("sketch", self.sketch, " features per power")
 
   def size(self, width: int) -> int:
     if self.sketch is not None:

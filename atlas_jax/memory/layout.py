@@ -64,6 +64,7 @@ class Layout(NamedTuple):
     history: [B, T] earlier tokens of the same document; those of the state
       count as `LONG_AGO`.
     lengths: [B] valid tokens per row.
+    fits: [B] rows whose documents have a place; None: known to be all.
   """
 
   source: Int[Array, "B S"]
@@ -74,6 +75,7 @@ class Layout(NamedTuple):
   count: Int[Array, "B"]
   history: Int[Array, "B T"]
   lengths: Int[Array, "B"]
+  fits: Bool[Array, "B"] | None = None
 
 
 def compact(mask: Bool[Array, "B T"]) -> Compaction:
@@ -132,8 +134,8 @@ def plan(
       outside, the default is what the ids hold.
 
   Raises:
-    UserError: more documents than `max_segments` (outside jit; inside, a
-      checkify debug check), or no `max_segments` inside jit.
+    UserError: more documents than `max_segments` (outside jit; inside, `fits`
+      tells, and a checkify debug check), or no `max_segments` inside jit.
   """
   carried = count is not None
   if count is None:
@@ -150,6 +152,7 @@ def plan(
     end = count + lengths
     restart_at = None
     first = jnp.ones_like(valid)
+    fits = None
   else:
     begins = valid & (index > 0)
     begins &= segment_ids != jnp.roll(segment_ids, 1, axis=1)
@@ -174,6 +177,8 @@ def plan(
     end = jnp.take_along_axis(starts, last[:, None], 1)[:, 0]
     end = end + jnp.take_along_axis(filled, last[:, None], 1)[:, 0]
     restart_at = jnp.where(begins, position, -1)
+    # Outside jit `_check_segments` has seen to it.
+    fits = last < max_segments if isinstance(last, Tracer) else None
   chunks = max(1, -(-total // chunk))
   slots = chunks * chunk
   position = jnp.where(valid, position, slots)
@@ -203,6 +208,7 @@ def plan(
     count=end - left,
     history=history,
     lengths=lengths,
+    fits=fits,
   )
 
 
@@ -242,6 +248,25 @@ def aligned_restarts(
   first = segment_ids[:, ::chunk]
   changed = first[:, 1:] != first[:, :-1]
   return jnp.pad(changed, ((0, 0), (1, 0)))
+
+
+def check_aligned(segment_ids: Int[Array, "B T"], chunk: int) -> None:
+  """Refuses documents that start inside a chunk; inside jit nothing is known.
+
+  Raises:
+    UserError: names the first such place.
+  """
+  if isinstance(segment_ids, Tracer):
+    return
+  ids = np.asarray(segment_ids)
+  begins = (ids[:, 1:] != ids[:, :-1]) & (ids[:, 1:] != 0)
+  begins[:, chunk - 1 :: chunk] = False
+  if begins.any():
+    row, token = np.argwhere(begins)[0]
+    raise UserError(
+      f"a document starts at token {token + 1} of row {row}, which is no "
+      f"multiple of the chunk {chunk}: leave `aligned` away"
+    )
 
 
 def _check_segments(segment: Array, max_segments: int | None) -> int:

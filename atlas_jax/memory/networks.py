@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from atlas_jax.errors import UserError
+from atlas_jax.memory import checks
 from atlas_jax.memory.features import Features, Identity, narrow
 
 Linear = Callable[[str, Array], Array]
@@ -28,6 +29,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
   "relu": jax.nn.relu,
   "tanh": jnp.tanh,
 }
+
+# Of the width of values.
+LARGEST_EXPANSION = 256
 
 _NORM_EPSILON = 1e-6
 
@@ -83,8 +87,7 @@ class MLP:
   bias: bool = False
 
   def __post_init__(self):
-    if self.depth < 1:
-      raise UserError(f"memory depth {self.depth}: use 1 or more matrices")
+    checks.count("memory depth", self.depth, " matrices")
     _check_hidden(self)
 
   def entries(
@@ -180,5 +183,8 @@ def _check_hidden(network: MLP | GatedMLP) -> None:
       f"memory activation {network.activation!r}: use one of "
       f"{', '.join(sorted(ACTIVATIONS))}"
     )
-  if not network.expansion > 0:
-    raise UserError(f"memory expansion {network.expansion}: use above 0")
+  checks.positive("memory expansion", network.expansion)
+  if network.expansion > LARGEST_EXPANSION:
+    raise UserError(
+      f"memory expansion {network.expansion}: use {LARGEST_EXPANSION} or less"
+    )

@@ -11,7 +11,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from atlas_jax.errors import UserError
+from atlas_jax.memory import checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +49,7 @@ class Huber:
   curvature: ClassVar[float] = 2.0
 
   def __post_init__(self):
-    if not self.delta > 0:
-      raise UserError(f"huber delta {self.delta}: use a positive number")
+    checks.positive("huber delta", self.delta)
 
   def __call__(
     self, y: Float[Array, "*n v"], v: Float[Array, "*n v"]

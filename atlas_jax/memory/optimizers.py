@@ -9,6 +9,7 @@ Without momentum (`GradientDescent`) the step is the window's gradient itself;
 import dataclasses
 
 from atlas_jax.errors import UserError
+from atlas_jax.memory import checks
 
 # Keller Jordan's quintic Newton-Schulz coefficients.
 JORDAN = ((3.4445, -4.7750, 2.0315),)
@@ -47,12 +48,13 @@ class Muon:
   dtype: str | None = None
 
   def __post_init__(self):
-    if self.every < 1:
-      raise UserError(f"muon every {self.every}: use 1 or more tokens")
-    if self.steps < 1:
-      raise UserError(f"muon steps {self.steps}: use 1 or more")
-    if not self.epsilon > 0:
-      raise UserError(f"muon epsilon {self.epsilon}: use a positive number")
+    checks.count("muon every", self.every, " tokens")
+    checks.count("muon steps", self.steps)
+    checks.positive("muon epsilon", self.epsilon)
+    if self.dtype not in (None, "bfloat16", "float32", "float64"):
+      raise UserError(
+        f"muon dtype {self.dtype!r}: use bfloat16, float32, float64 or None"
+      )
     if not self.coefficients or any(len(c) != 3 for c in self.coefficients):
       raise UserError("muon coefficients: give one or more (a, b, c) triples")
 

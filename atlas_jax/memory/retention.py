@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from atlas_jax.errors import UserError
+from atlas_jax.memory import checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,7 @@ class ChannelRetention:
   groups: int = 4
 
   def __post_init__(self):
-    if self.groups < 1:
-      raise UserError(f"decay groups {self.groups}: use 1 or more")
+    checks.count("decay groups", self.groups)
 
 
 Retention = NoRetention | ScalarRetention | ChannelRetention

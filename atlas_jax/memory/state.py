@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from atlas_jax.errors import UserError
 from atlas_jax.memory.config import Memory, state_dtype
 from atlas_jax.memory.gates import Gates
 from atlas_jax.memory.numerics import safe_norm
@@ -97,6 +98,46 @@ def init_state(
     ),
     count=jnp.zeros((batch,), jnp.int32),
   )
+
+
+def check_state(
+  memory: Memory,
+  params: dict[str, Any],
+  state: MemoryState,
+  batch: int,
+  key_width: int,
+) -> None:
+  """Refuses a state of another memory, of other widths or rows.
+
+  A state of another chunk or window would be read at the wrong places.
+
+  Raises:
+    UserError: names the first part that does not fit.
+  """
+  wanted = jax.eval_shape(
+    lambda: init_state(
+      memory,
+      params,
+      batch,
+      key_width=key_width,
+      dtype=state.tail_key.dtype,
+    )
+  )
+  have, want = (
+    {
+      jax.tree_util.keystr(path): (jnp.shape(leaf), jnp.result_type(leaf).name)
+      for path, leaf in jax.tree_util.tree_leaves_with_path(
+        x._replace(cache=None)
+      )
+    }
+    for x in (state, wanted)
+  )
+  for name in sorted({*have, *want}):
+    if have.get(name) != want.get(name):
+      raise UserError(
+        f"the state does not belong to this memory and these inputs: {name} is "
+        f"{have.get(name, 'absent')} but must be {want.get(name, 'absent')}"
+      )
 
 
 def last_matrix(start: dict[str, Any]) -> str:

@@ -19,7 +19,13 @@ from atlas_jax.memory.factors import Carry, Tokens, prepare
 from atlas_jax.memory.gates import Gates
 from atlas_jax.memory.recurrent import recurrent
 from atlas_jax.memory.scan import scan_chunks
-from atlas_jax.memory.state import MemoryState, Pending, init_state, norm
+from atlas_jax.memory.state import (
+  MemoryState,
+  Pending,
+  check_state,
+  init_state,
+  norm,
+)
 
 
 class Output(NamedTuple):
@@ -61,17 +67,18 @@ def apply(
   Args:
     memory: the memory's value.
     params: outer parameters (`init_params`).
-    query, key, value: per-head vectors; float32, bfloat16 or float64. The
-      carry, the gates and all sums are at least float32.
+    query, key, value: per-head vectors of any floating-point type. The carry,
+      the gates and all sums are at least float32.
     gates: decays, momentum, rates and window weights of every token.
     state: where to go on; None is a fresh memory.
     mask: False marks padding anywhere. It writes nothing, decays nothing,
       moves no window; its inputs may hold anything.
     segment_ids: documents of a row, 0 for padding. Each further document has
       a memory of its own; the first goes on with `state`.
-    max_segments: largest number of documents in a row; needed inside jit.
-    aligned: promises that documents start at multiples of the chunk. No state
-      is given or returned then.
+    max_segments: largest number of documents in a row; needed inside jit,
+      where a row that holds more has NaN as its outputs.
+    aligned: promises that documents start at multiples of the chunk (checked
+      outside jit only). No state is given or returned then.
     layout: a layout computed once for many layers, for inputs that are already
       compact; `mask` and `segment_ids` must then be absent.
     implementation: "auto", "reference" (token by token) or "xla".
@@ -84,7 +91,14 @@ def apply(
     UserError: shapes that do not fit, contradictory arguments, or an
       implementation that does not exist.
   """
-  _check(memory, params, query, key, value, gates, form)
+  check_inputs(memory, params, query, key, value, gates)
+  if form not in dispatch.FORMS:
+    raise UserError(f"form {form!r}: use one of {', '.join(dispatch.FORMS)}")
+  for name, given in (("mask", mask), ("segment_ids", segment_ids)):
+    if given is not None and jnp.shape(given) != key.shape[:2]:
+      raise UserError(
+        f"{name} is {jnp.shape(given)} but must be {key.shape[:2]}"
+      )
   implementation = dispatch.resolve(implementation)
   batch, length = key.shape[:2]
   if layout is not None and (
@@ -96,6 +110,11 @@ def apply(
       raise UserError("aligned documents start fresh: give no state")
     if segment_ids is None:
       raise UserError("aligned documents need segment_ids")
+    if mask is not None:
+      raise UserError(
+        "aligned documents mark padding by segment 0: give no mask"
+      )
+    layouts.check_aligned(segment_ids, memory.chunk)
   dtype = state_dtype(value.dtype)
   if state is None and not aligned:
     state_in = init_state(
@@ -103,8 +122,9 @@ def apply(
     )
   else:
     state_in = state
-  if state_in is not None:
-    dtype = state_in.tail_key.dtype
+  if state is not None:
+    check_state(memory, params, state, batch, key.shape[-1])
+    dtype = state.tail_key.dtype
   mask = layouts.valid_mask(mask, segment_ids)
   tokens = Tokens(query, key, value, gates)
   tokens = jax.tree.map(lambda x: x.astype(dtype), tokens)
@@ -144,6 +164,9 @@ def apply(
     weights = state.weights
   if mask is not None:
     y, loss = _masked(mask, y), _masked(mask, loss)
+  if layout is not None and layout.fits is not None:
+    # Too many documents, found inside jit: no number rather than a wrong one.
+    y = jnp.where(layout.fits[:, None, None, None], y, jnp.nan)
   return Output(
     y.astype(value.dtype), None if aligned else state, loss, norm(weights)
   )
@@ -307,10 +330,14 @@ def _masked(mask: Bool[Array, "B T"], x: Array) -> Array:
   return jnp.where(flag, x, jnp.zeros((), x.dtype))
 
 
-def _check(memory: Memory, params, query, key, value, gates, form) -> None:
-  """Shapes that fit each other and the memory."""
-  if form not in dispatch.FORMS:
-    raise UserError(f"form {form!r}: use one of {', '.join(dispatch.FORMS)}")
+def check_inputs(
+  memory: Memory, params, query, key, value, gates: Gates
+) -> None:
+  """Refuses inputs [B, T, ...] that fit neither each other nor the memory.
+
+  Raises:
+    UserError: names the first that does not fit.
+  """
   if key.ndim != 4 or query.shape != key.shape:
     raise UserError(
       f"query {query.shape} and key {key.shape} must both be [B, T, H, K]"
@@ -319,8 +346,11 @@ def _check(memory: Memory, params, query, key, value, gates, form) -> None:
     raise UserError(
       f"value {value.shape} must be [B, T, H, V] like key {key.shape}"
     )
-  if key.shape[1] < 1:
-    raise UserError("a memory needs one token or more")
+  if key.shape[0] < 1 or key.shape[1] < 1:
+    raise UserError("a memory needs one row and one token or more")
+  for name, x in {"query": query, "key": key, "value": value}.items():
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+      raise UserError(f"{name} is {x.dtype}: give floating-point numbers")
   table = memory.entries(key.shape[-1], value.shape[-1])
   heads = key.shape[2]
   for name, entry in table.items():

@@ -99,8 +99,8 @@ class ModelConfig:
       UserError: One line that names the first field that does not fit.
     """
     for name in ("dim", "layers", "heads", "conv_width", "vocab_multiple"):
-      if getattr(self, name) < 1:
-        raise UserError(f"model.{name} must be at least 1")
+      if not 1 <= getattr(self, name) <= 2**20:
+        raise UserError(f"model.{name} must lie between 1 and {2**20}")
     if self.mlp_hidden < 0:
       raise UserError("model.mlp_hidden must be 0 (automatic) or more")
     if self.dim % self.heads:
@@ -112,10 +112,10 @@ class ModelConfig:
       if not 0 < getattr(self, name) < 1:
         raise UserError(f"model.{name} must lie between 0 and 1, both excluded")
     for name in ("qk_epsilon", "norm_epsilon", "init_scale"):
-      if not 0 < getattr(self, name) < math.inf:
-        raise UserError(f"model.{name} must be a positive finite number")
-    if not 0 <= self.rate_max < math.inf:
-      raise UserError("model.rate_max must be finite and 0 (automatic) or more")
+      if not 0 < getattr(self, name) <= 1e6:
+        raise UserError(f"model.{name} must lie above 0, up to 1e6")
+    if not 0 <= self.rate_max <= 1e6:
+      raise UserError("model.rate_max must lie between 0 (automatic) and 1e6")
     memory = memory_of(self)
     narrow = memory.features.key_width
     if narrow is not None and not 0 < narrow <= self.head_width:

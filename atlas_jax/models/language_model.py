@@ -78,8 +78,9 @@ class LanguageModel(nnx.Module):
   write to the residual stream (`mixer/output`, `mlp/down`) smaller by
   1 / sqrt(2 layers); norms are 1; gates as `MemoryGates` says; memories as
   `atlas_jax.memory.init_params` says. The embedding has variance 1 / dim and
-  enters as it is: the blocks soon outweigh it, so that a tied output matrix
-  does not begin by predicting the token that it has just read.
+  enters as it is. The blocks then outweigh it, so that a tied output matrix
+  begins near uniform: multiplied by sqrt(dim), as some models do, the token
+  just read would be by far its first guess.
 
   Args:
     config: Sizes and kinds.

@@ -23,8 +23,9 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
+from atlas_jax import paths
 from atlas_jax.errors import UserError
-from atlas_jax.training.integrity import checksums
+from atlas_jax.training.integrity import checksums, digest
 from atlas_jax.training.step import TrainState
 
 _STATE = "state"
@@ -85,7 +86,8 @@ class Checkpoints:
     Args:
       step: The step, which names the folder; already saved: nothing is done.
       state: The state, whose arrays are copied before this returns.
-      metadata: JSON values; `checksums` is added to them.
+      metadata: JSON values; `checksums` of the state and a `digest` of the
+        metadata are added to them.
 
     Raises:
       UserError: This or the previous checkpoint could not be written.
@@ -93,6 +95,7 @@ class Checkpoints:
     if any(saved.step == step for saved in self._orbax.checkpoints):
       return
     metadata = {**metadata, "checksums": checksums(state)}
+    metadata["digest"] = digest(metadata)
     with _writing(self.folder):
       self._orbax.save_checkpointables_async(
         step, {_STATE: state}, custom_metadata=metadata
@@ -125,12 +128,12 @@ def latest_checkpoint(path: str | os.PathLike[str]) -> pathlib.Path:
   Raises:
     UserError: There is none.
   """
-  path = pathlib.Path(path).expanduser().absolute()
-  if path.name.isdigit() and (path / _STATE).is_dir():
+  path = paths.expand(path).absolute()
+  if path.name.isdecimal() and (path / _STATE).is_dir():
     return path
   folder = path / "checkpoints"
   steps = (
-    [int(x.name) for x in folder.iterdir() if x.name.isdigit()]
+    [int(x.name) for x in folder.iterdir() if x.name.isdecimal()]
     if folder.is_dir()
     else []
   )
@@ -152,8 +155,10 @@ def read_metadata(checkpoint: pathlib.Path) -> dict[str, Any]:
     metadata = ocp.checkpointables_metadata(
       os.fspath(checkpoint)
     ).custom_metadata
-    if not isinstance(metadata, dict) or "checksums" not in metadata:
+    if not isinstance(metadata, dict) or "digest" not in metadata:
       raise ValueError("its metadata are missing")
+    if metadata.pop("digest") != digest(metadata):
+      raise ValueError("its metadata have changed since they were written")
   return metadata
 
 

@@ -26,7 +26,9 @@ class TrainConfig:
     1, "Microbatches per step; more need less memory, with equal results."
   )
   learning_rate: float = field(1e-3, "Peak learning rate.")
-  warmup: int = field(100, "Steps of linear warm-up.")
+  warmup: int = field(
+    100, "Steps of linear warm-up, at most those of the whole schedule."
+  )
   floor: float = field(
     0.1, "Last learning rate of the cosine, as a share of the peak."
   )
@@ -64,8 +66,8 @@ class TrainConfig:
         raise UserError(f"train.{name} must be 0 or more")
     if not 0 <= self.seed < 2**32:
       raise UserError("train.seed must lie between 0 and 4294967295")
-    if not 0 < self.learning_rate < float("inf"):
-      raise UserError("train.learning_rate must be a positive finite number")
+    if not 0 < self.learning_rate <= 1e6:
+      raise UserError("train.learning_rate must lie above 0, up to 1e6")
     for name in ("weight_decay", "clip"):
       if not 0 <= getattr(self, name) < float("inf"):
         raise UserError(f"train.{name} must be finite and 0 or more")

@@ -1,6 +1,7 @@
 """Which runs are the same run: what a resumed run may and may not change."""
 
 import os
+import pathlib
 import platform
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,9 @@ import jax
 
 import atlas_jax
 from atlas_jax import config as configs
+from atlas_jax import paths
 from atlas_jax.errors import UserError
+from atlas_jax.training import checkpoint
 from atlas_jax.training.config import ExperimentConfig
 from atlas_jax.training.task import Task
 
@@ -92,8 +95,12 @@ def describe(
       history are kept.
 
   Raises:
-    UserError: The run differs from that of `old` in what no field says.
+    UserError: The run differs from that of `old` in what no field says, or
+      `init_from` holds no checkpoint.
   """
+  if old is None and init_from is not None:
+    # The one checkpoint: the latest of a run is another one later on.
+    init_from = checkpoint.latest_checkpoint(init_from)
   record = {
     "config": configs.to_dict(config),
     "tokenizer": task.tokenizer.fingerprint,
@@ -119,7 +126,7 @@ def describe(
         "its settings are the same: bring it back, or start anew in another "
         "--workdir"
       )
-  if init_from is not None and record["init_from"] != old.get("init_from"):
+  if init_from is not None and not _is_of(old.get("init_from"), init_from):
     raise UserError(
       f"this run began from {old.get('init_from') or 'new weights'}, not from "
       f"{init_from}: leave --init_from away to go on, or give another --workdir"
@@ -129,3 +136,11 @@ def describe(
     "init_from": old.get("init_from"),
     "history": list(old.get("history", ())),
   }
+
+
+def _is_of(began_from: str | None, source: str | os.PathLike[str]) -> bool:
+  """Whether a checkpoint is the source itself, or one of that run."""
+  if began_from is None:
+    return False
+  path = pathlib.Path(began_from)
+  return paths.expand(source).absolute() in (path, *path.parents)

@@ -1,10 +1,12 @@
-"""Checksums of arrays, computed where the arrays are.
+"""Checksums: of arrays, computed where the arrays are, and of JSON values.
 
 The file format checks its index but not the numbers themselves: of random bit
 flips in a checkpoint about half would be read back without a word. Sums of
 integers do not depend on their order, so these are the same on every mesh.
 """
 
+import json
+import zlib
 from typing import Any
 
 import jax
@@ -21,6 +23,11 @@ def checksums(tree: Any) -> dict[str, int]:
     tree: Arrays of at most 32 bits a number, on any devices.
   """
   return {k: int(v) for k, v in jax.device_get(_sums(tree)).items()}
+
+
+def digest(values: Any) -> int:
+  """A checksum of JSON values, the same after writing and reading them."""
+  return zlib.crc32(json.dumps(values, sort_keys=True).encode())
 
 
 @jax.jit

@@ -91,8 +91,9 @@ def train(
     task = task or make_task(config, home.path)
     mesh = make_mesh(*config.mesh.shape(jax.device_count()))
     program = make_program(task.build, config.train, mesh)
+    known = home.read()
     record = identity.describe(
-      config, task, program.parameters, init_from, home.read()
+      config, task, program.parameters, init_from, known
     )
     saved = stack.enter_context(
       checkpoint.Checkpoints(home.checkpoints, config.train.keep)
@@ -105,7 +106,10 @@ def train(
       state = _resume(saved, step, program, batches, config, home)
       reporter.note(f"going on from step {step} of {home.path}")
     else:
-      state = _start(program, task, init_from)
+      if known is not None:
+        reporter.note(f"no checkpoint in {home.path} yet: starting anew")
+      # As recorded, also where this call came after a kill and has no flag.
+      state = _start(program, task, record["init_from"])
     if changed and step is not None:
       shown = {k: list(v) for k, v in changed.items()}
       record["history"].append({"step": step, "changes": shown})
@@ -197,7 +201,10 @@ class _Loop:
           asked = stop.after(step)
           self._measure_and_save(step, state, asked)
         if asked and step < self._config.steps:
-          status, reason = "stopped", f"{stop.name} received"
+          status, reason = (
+            "stopped",
+            f"{stop.name} received; the same command goes on from here",
+          )
         self._finish(step, state)
       except _NonFinite as error:
         status, reason = "non-finite", str(error)
@@ -304,10 +311,8 @@ def _due(step: int, every: int) -> bool:
   return bool(every) and step % every == 0
 
 
-def _start(
-  program: Program, task: Task, init_from: str | os.PathLike[str] | None
-) -> TrainState:
-  """Makes the first state, with the weights of another run if asked."""
+def _start(program: Program, task: Task, init_from: str | None) -> TrainState:
+  """Makes the first state, with the weights of a checkpoint if asked."""
   if init_from is None:
     return program.init()
   source = checkpoint.latest_checkpoint(init_from)

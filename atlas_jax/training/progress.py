@@ -1,5 +1,6 @@
 """What a person sees while a model trains."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
@@ -97,7 +98,11 @@ class Pace:
 
 
 class Lines:
-  """Plain lines, for files and pipes."""
+  """Plain lines, for files and pipes.
+
+  A reader that goes away, as `| head` does, or a full disk does not end the
+  training.
+  """
 
   def __init__(self, stream: TextIO | None = None):
     self._stream = stream or sys.stderr
@@ -121,7 +126,8 @@ class Lines:
 
   def note(self, text: str) -> None:
     """See Reporter."""
-    print(text, file=self._stream, flush=True)
+    with contextlib.suppress(OSError):
+      print(text, file=self._stream, flush=True)
 
   def close(self) -> None:
     """See Reporter."""

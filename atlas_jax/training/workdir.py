@@ -18,6 +18,7 @@ from typing import Any
 from absl import logging
 
 from atlas_jax import config as configs
+from atlas_jax import paths
 from atlas_jax.errors import UserError
 from atlas_jax.training import identity
 from atlas_jax.training.config import ExperimentConfig
@@ -35,7 +36,7 @@ class Workdir:
   """
 
   def __init__(self, path: str | os.PathLike[str]):
-    self.path = pathlib.Path(path).expanduser().absolute()
+    self.path = paths.expand(path).absolute()
     self._lock: Any = None
 
   @property

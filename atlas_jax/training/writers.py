@@ -116,13 +116,28 @@ class Several:
 def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
   """Returns the complete lines of a file that `JsonLines` wrote.
 
-  Stops at the first line that a killed process left incomplete.
+  A last line that a killed process left incomplete is left out.
+
+  Raises:
+    UserError: The file cannot be read, or an earlier line is damaged.
   """
+  path = pathlib.Path(path)
+  try:
+    texts = path.read_bytes().splitlines()
+  except OSError as error:
+    raise UserError(f"cannot read {path}: {error.strerror or error}") from None
   lines = []
-  with pathlib.Path(path).open(encoding="utf-8") as file:
-    for text in file:
-      try:
-        lines.append(json.loads(text))
-      except ValueError:
+  for number, text in enumerate(texts, 1):
+    try:
+      line = json.loads(text)
+      if not isinstance(line, dict) or not isinstance(line["step"], int):
+        raise ValueError("not the metrics of a step")
+    except (ValueError, KeyError):
+      if number == len(texts):
         break
+      raise UserError(
+        f"line {number} of {path} is damaged: mend it, or move the file away "
+        "to go on without the metrics so far"
+      ) from None
+    lines.append(line)
   return lines

@@ -18,6 +18,7 @@ from atlas_jax.data import (
   ByteTokenizer,
   DataConfig,
   open_windows,
+  pipeline,
   prepare,
   tokenizers,
   window_bytes,
@@ -259,6 +260,21 @@ def test_two_processes_at_once(config, tokenizer, tmp_path):
     "valid.array_record",
   ]
   assert sum(map(len, all_bytes(one.train, tokenizer))) == one.train.bytes
+
+
+def test_damaged_records_are_told_in_one_line(config, tokenizer, tmp_path):
+  windows = prepare(config, tokenizer, chunk=8, cache=tmp_path)
+  path = windows.train.path
+  data = bytearray(path.read_bytes())
+  data[len(data) // 3 : len(data) // 3 + 200] = bytes(200)
+  path.write_bytes(data)
+  batches = pipeline.train_dataset(windows.train, batch=1, seed=0)
+  for read in (
+    lambda: all_bytes(windows.train, tokenizer),
+    lambda: [batches[i] for i in range(windows.train.windows)],
+  ):
+    with pytest.raises(UserError, match=r"are damaged .* delete the folder"):
+      read()
 
 
 def test_damaged_cache_is_refused(config, tokenizer, tmp_path):

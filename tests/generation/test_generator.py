@@ -137,7 +137,8 @@ def test_the_state_never_grows(greedy):
 
 def test_a_step_consumes_its_context():
   stream = generator().stream(PROMPTS, max_tokens=3)
-  before = jax.tree.leaves(stream._context.state)
+  # Nothing is to be gained from an array without numbers.
+  before = [x for x in jax.tree.leaves(stream._context.state) if x.size]
   next(stream)
   assert all(leaf.is_deleted() for leaf in before)
 

@@ -226,6 +226,24 @@ def test_reset_makes_rows_fresh_and_leaves_the_others():
   assert jnp.array_equal(again.y[1], call(mixer, x, state).y[1])
 
 
+def test_what_would_give_other_numbers_is_refused():
+  mixer = mixer_of("titans")
+  with pytest.raises(UserError, match="x is int32: give floating"):
+    mixer(inputs().astype(jnp.int32))
+  with pytest.raises(UserError, match=r"x is .* must be \[B, T, 16\]"):
+    mixer(inputs()[0])
+  with pytest.raises(UserError, match=r"x is .* must be \[B, T, 16\]"):
+    mixer(inputs()[..., :8])
+  for other in (
+    mixer_of("titans", conv_width=2).init_state(BATCH),
+    mixer.init_state(BATCH + 1),
+  ):
+    with pytest.raises(UserError, match="does not belong to this layer"):
+      mixer(inputs(), state=other)
+    with pytest.raises(UserError, match="does not belong to this layer"):
+      mixer.step(inputs()[:, 0], other)
+
+
 def test_an_arrangement_is_given_alone():
   mixer, x = mixer_of("titans"), inputs()
   with pytest.raises(UserError, match="give it alone"):

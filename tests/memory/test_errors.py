@@ -1,7 +1,10 @@
 """Every mistake that a caller can make: one line that names the remedy."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from atlas_jax import memory as am
@@ -28,12 +31,12 @@ WRONG_VALUES = [
     "every 3 does not divide the chunk 8: use a divisor",
   ),
   (lambda: am.Polynomial(degree=0), "degree 0: use 1 or more"),
-  (lambda: am.Polynomial(sketch=0), "sketch of 0 features: use 1 or more"),
+  (lambda: am.Polynomial(sketch=0), "sketch 0: use 1 or more features"),
   (lambda: am.MLP(depth=0), "depth 0: use 1 or more"),
   (lambda: am.MLP(activation="swish"), "activation 'swish': use one of gelu"),
   (lambda: am.GatedMLP(activation="x"), "activation 'x': use one of gelu"),
-  (lambda: am.MLP(expansion=0), "expansion 0: use above 0"),
-  (lambda: am.GatedMLP(expansion=-1), "expansion -1: use above 0"),
+  (lambda: am.MLP(expansion=0), "expansion 0: use a positive"),
+  (lambda: am.GatedMLP(expansion=-1), "expansion -1: use a positive"),
   (lambda: am.Huber(0), "delta 0: use a positive"),
   (lambda: am.Muon(every=0), "every 0: use 1 or more"),
   (lambda: am.Muon(steps=0), "steps 0: use 1 or more"),
@@ -48,6 +51,27 @@ WRONG_VALUES = [
   (lambda: am.Bound(error_clip=0.0), "error_clip 0.0: use a positive"),
   (lambda: am.Bound(weight_cap=-1.0), "weight_cap -1.0: use a positive"),
   (lambda: am.Bound(gradient_clip=0.0), "gradient_clip 0.0: use a positive"),
+  (lambda: am.Bound(weight_cap=float("inf")), "weight_cap inf: use a positive"),
+  (lambda: am.Muon(epsilon=1e300), "epsilon 1e.300: use a positive"),
+  (lambda: am.Muon(dtype="int8"), "dtype 'int8': use bfloat16, float32"),
+  (lambda: am.Huber(float("nan")), "delta nan: use a positive"),
+  (lambda: am.MLP(expansion=float("inf")), "expansion inf: use a positive"),
+  (lambda: am.MLP(expansion=1e6), "expansion 1000000.0: use 256 or less"),
+  (lambda: am.MLP(depth=1.5), "depth 1.5: use 1 or more matrices"),
+  (lambda: am.Memory(window="3"), "window 3: use 1 or more tokens"),
+  (lambda: am.Memory(window=2**21), "use 1048576 or less"),
+  (lambda: am.Identity(key_width=0), "key_width 0: use 1 or more"),
+  (lambda: am.Polynomial(key_width=-3), "key_width -3: use 1 or more"),
+  (lambda: am.Polynomial(degree=200, sketch=1), "use 32 or less"),
+  (
+    lambda: am.Memory(optimizer="muon"),
+    "optimizer 'muon': use a value of GradientDescent, Momentum, Muon",
+  ),
+  (lambda: am.Memory(features="poly"), "of Identity, Polynomial"),
+  (lambda: am.Memory(network=None), "of Matrix, MLP, GatedMLP"),
+  (lambda: am.Memory(objective=am.MLP()), "of L2, DotProduct, Huber"),
+  (lambda: am.Memory(retention=True), "NoRetention, ScalarRetention"),
+  (lambda: am.Memory(bound=4.0), "bound 4.0: use a value of Bound, None"),
 ]
 
 
@@ -108,6 +132,51 @@ def test_shapes_that_do_not_fit(inputs):
   refuse((params, empty), "one token or more")
   other = am.Memory(IDENTITY, am.MLP(residual=False))
   refuse(inputs, "start weights 'in' are None", memory=other)
+
+
+def test_a_state_of_another_memory(inputs):
+  params, tokens = inputs
+  state = am.apply(MEMORY, params, *tokens).state
+  for change, part in (
+    ({"chunk": MEMORY.chunk + 1}, "pending"),
+    ({"window": MEMORY.window + 1}, "pending.gates.window"),
+  ):
+    other = dataclasses.replace(MEMORY, **change)
+    wrong = am.init_state(other, params, 2)
+    refuse(inputs, rf"does not belong to this memory.*{part}", state=wrong)
+  refuse(inputs, "does not belong", state=am.init_state(MEMORY, params, 3))
+  refuse(inputs, "does not belong", state=state._replace(momentum={"x": 0.0}))
+  token = jax.tree.map(lambda x: x[:, 0], tokens)
+  with pytest.raises(UserError, match="does not belong"):
+    am.step(MEMORY, params, *token, am.init_state(MEMORY, params, 3))
+
+
+def test_documents_that_are_not_aligned(inputs):
+  ids = jnp.array([[1, 1, 1], [1, 2, 2]], jnp.int32)
+  aligned = {"segment_ids": ids, "aligned": True}
+  refuse(inputs, "starts at token 1 of row 1", options=aligned)
+  mask = jnp.ones((2, 3), bool)
+  refuse(inputs, "give no mask", options={**aligned, "mask": mask})
+
+
+def test_too_many_documents_inside_jit_give_no_number(inputs):
+  """Rows that fit are as they are alone."""
+  params, tokens = inputs
+  ids = jnp.array([[1, 1, 1], [1, 2, 3]], jnp.int32)
+  run = lambda ids: am.apply(
+    MEMORY, params, *tokens, segment_ids=ids, max_segments=2
+  )
+  y = jax.jit(run)(ids).y
+  assert jnp.all(jnp.isnan(y[1]))
+  fitting = jax.jit(run)(ids.at[1, 2].set(2)).y
+  np.testing.assert_array_equal(y[0], fitting[0])
+  assert jnp.all(jnp.isfinite(fitting))
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_integers_are_refused(inputs, name):
+  whole = getattr(inputs[1], name).astype(jnp.int32)
+  refuse(inputs, f"{name} is int32: give floating", **{name: whole})
 
 
 @pytest.mark.parametrize("gate", am.Gates._fields)

@@ -155,6 +155,24 @@ def test_flipped_bits_are_noticed(saved, tmp_path):
       checkpoint.read_state(copy, program.abstract)
 
 
+def test_a_changed_position_is_noticed(saved, tmp_path):
+  folder, _ = saved
+  copy = tmp_path / "3"
+  shutil.copytree(folder / "3", copy)
+  kept = checkpoint.read_metadata(copy)
+  assert "digest" not in kept
+  changed = []
+  for path in copy.rglob("*"):
+    if path.is_file() and b'"checksums"' in path.read_bytes():
+      data = path.read_bytes()
+      value = max(kept["checksums"].values())
+      path.write_bytes(data.replace(str(value).encode(), b"1", 1))
+      changed.append(path)
+  assert changed
+  with pytest.raises(UserError, match="metadata have changed"):
+    checkpoint.read_metadata(copy)
+
+
 def test_damage_is_told_without_a_word_besides(saved, tmp_path, capfd, caplog):
   folder, _ = saved
   copy = tmp_path / "3"

@@ -128,7 +128,7 @@ def test_stopping_anywhere_and_going_on_gives_the_same_bits(
   assert summary.status == "stopped"
   # The signal came while the batch after it was drawn; that step is finished.
   assert summary.step == stop + 1
-  assert summary.reason == "SIGTERM received"
+  assert summary.reason.startswith("SIGTERM received; the same command")
   assert run(folder).status == "finished"
   assert metrics_of(folder) == metrics_of(whole[0])
   chex.assert_trees_all_equal(
@@ -214,11 +214,20 @@ def test_init_from_takes_the_weights_and_nothing_else(whole, tmp_path):
   assert tuned.heldout[0] == summary.heldout[12]
   assert tuned.step == 2
   record = json.loads((folder / "config.json").read_text())
-  assert record["init_from"] == str(source)
+  assert record["init_from"] == str(source / "checkpoints" / "12")
   # Going on needs no flag, and takes the same one.
   assert run(folder, train__steps=3, **changes).step == 3
   again = run(folder, init_from=source, train__steps=3, **changes)
   assert again.step == 3
+
+
+def test_init_from_is_remembered_before_the_first_checkpoint(whole, tmp_path):
+  source, summary = whole
+  folder = tmp_path / "run"
+  run(folder, init_from=source, train__steps=2)
+  shutil.rmtree(folder / "checkpoints")
+  (folder / "checkpoints").mkdir()
+  assert run(folder, train__steps=2).heldout[0] == summary.heldout[12]
 
 
 def test_init_from_refuses_weights_that_do_not_fit(whole, tmp_path):

@@ -36,6 +36,29 @@ def test_a_line_is_on_disk_as_soon_as_it_is_written(tmp_path):
   writer.close()
 
 
+@pytest.mark.parametrize("bad", [b'{"step": 2', b"\xff\xfe", b"[]", b"{}", b""])
+def test_only_a_last_line_may_be_damaged(tmp_path, bad):
+  path = tmp_path / "m.jsonl"
+  good = b'{"step": 1, "x": 1.0}\n'
+  path.write_bytes(good + bad)
+  assert writers.read_json_lines(path) == [{"step": 1, "x": 1.0}]
+  path.write_bytes(good + bad + b"\n" + good)
+  with pytest.raises(UserError, match=r"^line 2 of .*m\.jsonl is damaged"):
+    writers.read_json_lines(path)
+
+
+def test_a_reader_that_goes_away_does_not_end_the_training():
+  class Closed(io.StringIO):
+    def write(self, text):
+      raise BrokenPipeError
+
+  lines = progress.Lines(Closed())
+  lines.start(0, 10, 100)
+  lines.metrics(1, TRAIN)
+  lines.note("nobody reads this")
+  lines.close()
+
+
 def test_unwritable_metrics_are_one_line(tmp_path):
   with pytest.raises(UserError, match=r"^cannot write .*m\.jsonl"):
     writers.JsonLines(tmp_path / "absent" / "m.jsonl")
