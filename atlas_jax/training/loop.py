@@ -101,6 +101,12 @@ def train(
     batches = task.batches()
     stack.callback(batches.close)
     step = saved.latest
+    if step is not None and step > config.train.steps:
+      raise UserError(
+        f"the run in {home.path} has {step} steps already, more than "
+        f"train.steps={config.train.steps}: ask for more, or give another "
+        "--workdir"
+      )
     if step is not None:
       # The record in the folder may have been replaced; this one cannot.
       state = _resume(saved, step, program, batches, config, home)

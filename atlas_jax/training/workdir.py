@@ -173,6 +173,8 @@ def read_record(path: pathlib.Path) -> dict[str, Any] | None:
   try:
     record = json.loads(path.read_text(encoding="utf-8"))
     configs.from_dict(ExperimentConfig, record["config"])
+    if not isinstance(record.get("history", []), list):
+      raise ValueError("no history")
   except FileNotFoundError:
     return None
   except NotADirectoryError:

@@ -1,6 +1,7 @@
 """Flags made from dataclasses, and the way a main ends."""
 
 import dataclasses
+import os
 import pathlib
 import subprocess
 import sys
@@ -183,8 +184,32 @@ def test_a_bug_keeps_its_traceback():
 
 def test_help_shows_the_fields():
   done = program("--help", capture_output=True)
+  assert done.returncode == 0
   assert "--dim: Width. (int; default 1)" in done.stdout
   assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+  ("redirection", "code", "said"),
+  [
+    (">&-", 0, ""),
+    ("<&-", 0, ""),
+    (">/dev/full", 2, "error: cannot write the output: no space left"),
+  ],
+)
+def test_closed_and_full_streams(redirection, code, said):
+  if "/dev/full" in redirection and not os.path.exists("/dev/full"):
+    pytest.skip("this system has no /dev/full")
+  command = f'exec "$0" -c "$1" --config=one {redirection}'
+  done = subprocess.run(
+    ["sh", "-c", command, sys.executable, PROGRAM],
+    cwd=_ROOT,
+    stderr=subprocess.PIPE,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == code, done.stderr
+  assert done.stderr.startswith(said)
 
 
 def test_a_reader_that_leaves_ends_the_program_silently():

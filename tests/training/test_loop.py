@@ -188,6 +188,7 @@ def test_another_run_is_refused_and_nothing_changes(whole):
   other = dataclasses.replace(task, tokenizer=tokenizer)
   refused(folder, "tokenizer is no longer", task=other)
   refused(folder, "began from new weights, not from", init_from=folder)
+  refused(folder, "has 12 steps already, more than", train__steps=11)
 
 
 def test_a_damaged_latest_checkpoint_is_refused_until_moved_away(

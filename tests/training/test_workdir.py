@@ -113,7 +113,11 @@ def test_a_run_killed_before_its_first_step_can_start_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "text", ["{", "[]", "{}", '{"config": {"model": 3}}', '{"config": 3}', "\xff"]
+  "text",
+  [
+    *("{", "[]", "{}", "\xff", '{"config": 3}', '{"config": {"model": 3}}'),
+    '{"config": {}, "history": 5}',
+  ],
 )
 def test_damaged_record_is_one_line(tmp_path, text):
   (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
