@@ -9,8 +9,10 @@ LARGEST_COUNT = 2**20
 LARGEST = 1e30
 
 
-def count(name: str, value: Any, what: str = "") -> None:
-  """Refuses all but whole numbers from 1 on.
+def count(
+  name: str, value: Any, what: str = "", *, most: int = LARGEST_COUNT
+) -> None:
+  """Refuses all but whole numbers from 1 to the most.
 
   Raises:
     UserError: names the value and what to use.
@@ -18,8 +20,8 @@ def count(name: str, value: Any, what: str = "") -> None:
   whole = isinstance(value, int) and not isinstance(value, bool)
   if not whole or value < 1:
     raise UserError(f"{name} {value}: use 1 or more{what}")
-  if value > LARGEST_COUNT:
-    raise UserError(f"{name} {value}: use {LARGEST_COUNT} or less")
+  if value > most:
+    raise UserError(f"{name} {value}: use {most} or less")
 
 
 def positive(name: str, value: Any) -> None:

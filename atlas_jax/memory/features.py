@@ -91,11 +91,7 @@ class Polynomial:
   sketch: int | None = None
 
   def __post_init__(self):
-    checks.count("polynomial degree", self.degree)
-    if self.degree > LARGEST_DEGREE:
-      raise UserError(
-        f"polynomial degree {self.degree}: use {LARGEST_DEGREE} or less"
-      )
+    checks.count("polynomial degree", self.degree, most=LARGEST_DEGREE)
     if self.key_width is not None:
       checks.count("key_width", self.key_width)
     if self.sketch is not None:

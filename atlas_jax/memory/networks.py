@@ -30,6 +30,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
   "tanh": jnp.tanh,
 }
 
+# Every matrix is compiled by itself.
+LARGEST_DEPTH = 64
+
 # Of the width of values.
 LARGEST_EXPANSION = 256
 
@@ -87,7 +90,7 @@ class MLP:
   bias: bool = False
 
   def __post_init__(self):
-    checks.count("memory depth", self.depth, " matrices")
+    checks.count("memory depth", self.depth, " matrices", most=LARGEST_DEPTH)
     _check_hidden(self)
 
   def entries(

@@ -101,8 +101,12 @@ class ModelConfig:
     for name in ("dim", "layers", "heads", "conv_width", "vocab_multiple"):
       if not 1 <= getattr(self, name) <= 2**20:
         raise UserError(f"model.{name} must lie between 1 and {2**20}")
-    if self.mlp_hidden < 0:
-      raise UserError("model.mlp_hidden must be 0 (automatic) or more")
+    if self.conv_width > 64:
+      raise UserError("model.conv_width must be 64 or less")
+    if not 0 <= self.mlp_hidden <= 2**20:
+      raise UserError(
+        f"model.mlp_hidden must lie between 0 (automatic) and {2**20}"
+      )
     if self.dim % self.heads:
       raise UserError(
         f"model.dim={self.dim} is not divisible by model.heads={self.heads}: "

@@ -61,6 +61,8 @@ class TrainConfig:
     for name in ("steps", "batch", "accumulate", "log_every", "keep"):
       if getattr(self, name) < 1:
         raise UserError(f"train.{name} must be at least 1")
+    if self.batch > 2**20:
+      raise UserError(f"train.batch must be at most {2**20}")
     for name in ("warmup", "decay_steps", "eval_every", "checkpoint_every"):
       if getattr(self, name) < 0:
         raise UserError(f"train.{name} must be 0 or more")

@@ -3,8 +3,8 @@
 Presets: `demo`, and with other memories `demo_atlas_pp`, `demo_omeganet`,
 `demo_titans`.
 
-Expected result: `demo` 2.27 held-out bits per byte (Python 3.13's library), 19 %
-below a trigram of the same bytes; `demo_atlas_pp`, `demo_omeganet` and
+Expected result: `demo` 2.27 held-out bits per byte (of Python 3.13's library),
+19 % below a trigram of the same bytes; `demo_atlas_pp`, `demo_omeganet` and
 `demo_titans` not yet run.
 Time and hardware: 4 minutes on two cores of an AMD EPYC, no accelerator.
 Command:

@@ -58,6 +58,7 @@ WRONG_VALUES = [
   (lambda: am.MLP(expansion=float("inf")), "expansion inf: use a positive"),
   (lambda: am.MLP(expansion=1e6), "expansion 1000000.0: use 256 or less"),
   (lambda: am.MLP(depth=1.5), "depth 1.5: use 1 or more matrices"),
+  (lambda: am.MLP(depth=3000), "depth 3000: use 64 or less"),
   (lambda: am.Memory(window="3"), "window 3: use 1 or more tokens"),
   (lambda: am.Memory(window=2**21), "use 1048576 or less"),
   (lambda: am.Identity(key_width=0), "key_width 0: use 1 or more"),

@@ -123,7 +123,7 @@ def test_a_bound_may_be_off_and_clip_the_gradient_only():
     ({"memory.key_width": 0, "memory.degree": 4}, "sketch"),
     ({"memory.key_width": 64}, "the width of a head, 32"),
     ({"dim": 130}, "make dim a multiple of heads"),
-    ({"heads": 0}, "model.heads must be at least 1"),
+    ({"heads": 0}, "model.heads must lie between 1 and"),
     ({"decay_start": 1.0}, "model.decay_start"),
     ({"rate_max": -1.0}, "model.rate_max"),
     ({"norm_epsilon": 0.0}, "model.norm_epsilon"),
