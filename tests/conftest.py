@@ -1,5 +1,6 @@
 """Settings of every test: strict promotion, eight CPU devices, options."""
 
+import gc
 import os
 import pathlib
 
@@ -8,6 +9,9 @@ import pytest
 from absl import flags
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
+_MAPS = pathlib.Path("/proc/self/maps")
+# Linux lets a process have 65,530 of them; XLA crashes where it gets no more.
+_MOST_MAPS = 25_000
 _DATA_ROOT_MESSAGE = "wants real data: give its folder by --data-root=DIR"
 
 # An implicit promotion is a mistake waiting for the day it costs memory
@@ -57,6 +61,15 @@ def pytest_collection_modifyitems(
   if full:
     config.hook.pytest_deselected(items=full)
     items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
+@pytest.fixture(autouse=True)
+def few_programs():
+  """Drops compiled programs, each of which maps memory, before it runs out."""
+  yield
+  if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
