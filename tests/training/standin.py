@@ -182,20 +182,24 @@ class Watched:
   Args:
     iterator: Gives the batches.
     events: What to call, by the number of batches given so far.
+    pace: Seconds to wait before each batch.
   """
 
   def __init__(
     self,
     iterator: grain.DatasetIterator,
     events: dict[int | None, Callable[[], None]],
+    pace: float = 0.0,
   ):
     self._events = events
+    self._pace = pace
     self._iterator = iterator
     self.get_state = iterator.get_state
     self.set_state = iterator.set_state
     self.close = iterator.close
 
   def __next__(self):
+    time.sleep(self._pace)
     self._events.get(self.get_state()["next_index"], lambda: None)()
     return next(self._iterator)
 
@@ -225,7 +229,8 @@ def main() -> None:
   is whole; `kill_saving`: the step in the middle of whose saving it is;
   `signal_after`: the step after which it gets SIGTERM; `full_after`: the step
   after which the disk is full; `process`: [index, count, port] of one process
-  of several; `devices`: how many each simulates.
+  of several; `devices`: how many each simulates; `pace`: seconds that every
+  step takes at least.
   """
   workdir, options = sys.argv[1], json.loads(sys.argv[2])
   jax.config.update("jax_num_cpu_devices", options.get("devices", 1))
@@ -249,7 +254,8 @@ def main() -> None:
   config = small_config()
   task = make(config)
   watched = dataclasses.replace(
-    task, batches=lambda: Watched(task.batches(), events)
+    task,
+    batches=lambda: Watched(task.batches(), events, options.get("pace", 0.0)),
   )
   summary = train(config, workdir, task=watched)
   print(summary.status, summary.step)

@@ -127,8 +127,15 @@ def test_two_processes_agree_with_one_and_stop_together(process, tmp_path):
   done = ended(process(alone, devices=4))
   assert done.returncode == 0, done.stderr
 
+  # The processes agree on a step to stop after, which takes them some time.
   both = [
-    process(folder, devices=2, process=[i, 2, port], signal_after=[5, None][i])
+    process(
+      folder,
+      devices=2,
+      process=[i, 2, port],
+      signal_after=[5, None][i],
+      pace=0.5,
+    )
     for i in range(2)
   ]
   done = [ended(one) for one in both]
