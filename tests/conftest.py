@@ -73,6 +73,16 @@ def few_programs():
 
 
 @pytest.fixture(scope="session")
+def small_texts(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  """A folder of a few short documents, which no test changes."""
+  folder = tmp_path_factory.mktemp("texts")
+  for index in range(12):
+    words = [f"document {index} counts {n} of {index * n}; " for n in range(20)]
+    (folder / f"{index}.txt").write_text("".join(words))
+  return folder
+
+
+@pytest.fixture(scope="session")
 def data_root(request: pytest.FixtureRequest) -> pathlib.Path:
   """The folder given by --data-root; skips the test without it."""
   given = request.config.getoption("data_root")

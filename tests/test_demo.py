@@ -13,12 +13,8 @@ from atlas_jax.training.config import ExperimentConfig
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(small_texts, tmp_path_factory):
   """A finished run: its configuration, its folder, and what it returned."""
-  text = tmp_path_factory.mktemp("text")
-  for index in range(12):
-    words = [f"document {index} counts {n} of {index * n}; " for n in range(20)]
-    (text / f"{index}.txt").write_text("".join(words))
   config = configs.replace(
     ExperimentConfig(),
     {
@@ -27,7 +23,7 @@ def finished(tmp_path_factory):
       "model.layers": 1,
       "model.heads": 1,
       "model.memory.chunk": 8,
-      "data.path": str(text),
+      "data.path": str(small_texts),
       "data.window": 32,
       "data.valid_fraction": 0.2,
       "data.eval_windows": 10,

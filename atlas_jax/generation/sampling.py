@@ -168,9 +168,10 @@ def _truncate(
   rank = jnp.arange(logits.size, dtype=jnp.int32)
   inside = (top_k == 0) | (rank < top_k)
   share = jax.nn.softmax(jnp.where(inside, ordered, -jnp.inf))
-  # A token stays if those before it do not reach the share. The sum of all is
-  # 1 only up to rounding, which must drop no token where top_p is 1.
+  # A token stays if those before it do not reach the share, the first in any
+  # case: a share may be 0 in float32. The sum of all is 1 only up to rounding,
+  # which must drop no token where top_p is 1.
   before = jnp.cumsum(share) - share
-  inside &= (before < top_p) | (top_p >= 1.0) | (before == 0.0)
+  inside &= (before < top_p) | (top_p >= 1.0) | (rank == 0)
   least = jnp.min(jnp.where(inside, ordered, jnp.inf))
   return jnp.where(logits >= least, logits, -jnp.inf)

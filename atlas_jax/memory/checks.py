@@ -24,17 +24,15 @@ def count(
     raise UserError(f"{name} {value}: use {most} or less")
 
 
-def positive(name: str, value: Any) -> None:
+def positive(name: str, value: Any, *, most: float = LARGEST) -> None:
   """Refuses all but positive numbers that float32 holds with room to spare.
 
   Raises:
     UserError: names the value and what to use.
   """
   number = isinstance(value, (int, float)) and not isinstance(value, bool)
-  if not number or not 1 / LARGEST <= value <= LARGEST:
-    raise UserError(
-      f"{name} {value}: use a positive number, at most {LARGEST:g}"
-    )
+  if not number or not 1 / LARGEST <= value <= most:
+    raise UserError(f"{name} {value}: use a positive number, at most {most:g}")
 
 
 def part(name: str, value: Any, kinds: Any) -> None:

@@ -186,8 +186,4 @@ def _check_hidden(network: MLP | GatedMLP) -> None:
       f"memory activation {network.activation!r}: use one of "
       f"{', '.join(sorted(ACTIVATIONS))}"
     )
-  checks.positive("memory expansion", network.expansion)
-  if network.expansion > LARGEST_EXPANSION:
-    raise UserError(
-      f"memory expansion {network.expansion}: use {LARGEST_EXPANSION} or less"
-    )
+  checks.positive("memory expansion", network.expansion, most=LARGEST_EXPANSION)

@@ -69,6 +69,7 @@ def test_a_huge_temperature_is_uniform():
     (Sampling(top_p=0.69), [0, 2]),
     (Sampling(top_p=0.71), [0, 2, 4]),
     (Sampling(top_p=1e-9), [0]),
+    (Sampling(top_p=1e-40), [0]),  # 0 in float32
     # 0.4 of the 0.7 that are left is more than a half.
     (Sampling(top_k=2, top_p=0.5), [0]),
   ],

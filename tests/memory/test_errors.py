@@ -56,7 +56,7 @@ WRONG_VALUES = [
   (lambda: am.Muon(dtype="int8"), "dtype 'int8': use bfloat16, float32"),
   (lambda: am.Huber(float("nan")), "delta nan: use a positive"),
   (lambda: am.MLP(expansion=float("inf")), "expansion inf: use a positive"),
-  (lambda: am.MLP(expansion=1e6), "expansion 1000000.0: use 256 or less"),
+  (lambda: am.MLP(expansion=1e6), "expansion 1000000.0: use a positive .* 256"),
   (lambda: am.MLP(depth=1.5), "depth 1.5: use 1 or more matrices"),
   (lambda: am.MLP(depth=3000), "depth 3000: use 64 or less"),
   (lambda: am.Memory(window="3"), "window 3: use 1 or more tokens"),

@@ -58,17 +58,7 @@ MEMORIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-  """A folder of a few documents."""
-  folder = tmp_path_factory.mktemp("text")
-  for index in range(12):
-    words = [f"document {index} counts {n} of {index * n}; " for n in range(20)]
-    (folder / f"{index}.txt").write_text("".join(words))
-  return folder
-
-
-def config_of(mixer, text):
+def config_of(mixer, small_texts):
   """A tiny model on the text."""
   changes = {
     "model.mixer": mixer,
@@ -76,7 +66,7 @@ def config_of(mixer, text):
     "model.layers": 2,
     "model.heads": 2,
     "model.memory.chunk": 8,
-    "data.path": str(text),
+    "data.path": str(small_texts),
     "data.window": 32,
     "data.valid_fraction": 0.2,
     "data.eval_windows": 10,
@@ -107,9 +97,9 @@ def one_step(task, program):
 
 
 @pytest.fixture(scope="module")
-def alone(text, tmp_path_factory):
+def alone(small_texts, tmp_path_factory):
   """The tiny Titans: configuration, task and program on one device."""
-  config = config_of("titans", text)
+  config = config_of("titans", small_texts)
   task, program = on_mesh(config, tmp_path_factory.mktemp("alone"), 1, 1)
   return config, task, program
 
@@ -117,8 +107,10 @@ def alone(text, tmp_path_factory):
 @pytest.mark.parametrize(
   "mixer", ["titans", pytest.param("atlas", marks=pytest.mark.full)]
 )
-def test_one_step_on_one_device_and_on_a_mesh(mixer, text, tmp_path, alone):
-  config = config_of(mixer, text)
+def test_one_step_on_one_device_and_on_a_mesh(
+  mixer, small_texts, tmp_path, alone
+):
+  config = config_of(mixer, small_texts)
   one = alone[1:] if mixer == "titans" else on_mesh(config, tmp_path, 1, 1)
   expected, report = one_step(*one)
   measured = {name: float(value) for name, value in report.metrics.items()}
@@ -139,13 +131,15 @@ def test_one_step_on_one_device_and_on_a_mesh(mixer, text, tmp_path, alone):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_step_keeps_every_dtype_also_of_bfloat16(text, tmp_path, accumulate):
+def test_a_step_keeps_every_dtype_also_of_bfloat16(
+  small_texts, tmp_path, accumulate
+):
   changes = {
     "model.dtype": "bfloat16",
     "model.param_dtype": "bfloat16",
     "train.accumulate": accumulate,
   }
-  config = configs.replace(config_of("titans", text), changes)
+  config = configs.replace(config_of("titans", small_texts), changes)
   task, program = on_mesh(config, tmp_path, 1, 1)
   batch = jax.eval_shape(lambda: dict(task.heldout[0]))
   state, report = jax.eval_shape(program.train_step, program.abstract, batch)
@@ -197,8 +191,8 @@ def test_a_folder_without_a_run_is_one_line(tmp_path):
     restore.load(tmp_path)
 
 
-def test_text_that_cannot_be_trained_on_is_one_line(text, tmp_path):
-  config = config_of("titans", text)
+def test_text_that_cannot_be_trained_on_is_one_line(small_texts, tmp_path):
+  config = config_of("titans", small_texts)
   held = configs.replace(config, {"data.valid_fraction": 1.0})
   with pytest.raises(UserError, match=r"no training text[^\n]*$"):
     loop.train(held, tmp_path / "a")
