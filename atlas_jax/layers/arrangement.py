@@ -18,8 +18,10 @@ class Arrangement(NamedTuple):
     layout: The memory's slots for compact tokens, or None.
     segment_ids: Documents [B, T] that start at multiples of the chunk, 0 for
       padding; then there is neither compaction nor layout.
-    history: How many tokens of its document precede each (arranged) token.
+    history: How many tokens of its document precede each (arranged) token; at
+      least `layout.LONG_AGO` in a document that a state continues.
     valid: Which arranged tokens are no padding.
+    lengths: Valid tokens at the front of each row; None: all, or anywhere.
   """
 
   compaction: am.layout.Compaction | None = None
@@ -27,6 +29,7 @@ class Arrangement(NamedTuple):
   segment_ids: Int[Array, "B T"] | None = None
   history: Int[Array, "B T"] | None = None
   valid: Bool[Array, "B T"] | None = None
+  lengths: Int[Array, "B"] | None = None
 
   def gather(self, x: Array) -> Array:
     """Arranges x [B, T, ...]; what padding holds becomes 0."""
@@ -45,9 +48,12 @@ class Arrangement(NamedTuple):
     return y
 
   @property
-  def lengths(self) -> Int[Array, "B"] | None:
-    """Valid tokens at the front of each row; None: all, or anywhere."""
-    return None if self.layout is None else self.layout.lengths
+  def restart(self) -> Bool[Array, "B T"] | None:
+    """Tokens that begin a document: nothing before them, no state, is seen."""
+    if self.history is None:
+      return None
+    begins = self.history == 0
+    return begins if self.valid is None else begins & self.valid
 
 
 def arrange(
@@ -55,6 +61,7 @@ def arrange(
   length: int,
   chunk: int,
   *,
+  continues: bool = False,
   count: Int[Array, "B"] | None = None,
   mask: Bool[Array, "B T"] | None = None,
   segment_ids: Int[Array, "B T"] | None = None,
@@ -66,9 +73,9 @@ def arrange(
   Args:
     batch: B.
     length: T.
-    chunk: Tokens per chunk of the memory.
-    count: Tokens in the unfinished chunk of the state that the call goes on
-      from; None: the call starts afresh.
+    chunk: Tokens per chunk of the memory; 1 for mixers without.
+    continues: The call goes on from a state.
+    count: Tokens in the unfinished chunk of that state, if there are chunks.
     mask: False marks padding, anywhere.
     segment_ids: Documents of each row, 0 for padding. The first continues the
       state, each further one starts afresh.
@@ -87,7 +94,7 @@ def arrange(
   if aligned:
     if segment_ids is None:
       raise UserError("aligned documents need segment_ids")
-    if count is not None or mask is not None:
+    if continues or mask is not None:
       raise UserError(
         "aligned documents start afresh and mark padding by segment 0: give "
         "neither a state nor a mask"
@@ -99,29 +106,38 @@ def arrange(
       valid=segment_ids > 0,
     )
   valid = am.layout.valid_mask(mask, segment_ids)
-  if valid is None and count is None:
+  if valid is None and (not continues or chunk == 1):
     return Arrangement()
-  compaction = None
-  if valid is not None:
-    compaction = am.layout.compact(valid)
-    if segment_ids is not None:
-      segment_ids = compaction.gather(segment_ids)
-  layout = am.layout.plan(
-    length,
-    chunk,
-    batch,
-    count=count,
-    lengths=None if compaction is None else compaction.lengths,
-    segment_ids=segment_ids,
-    max_segments=max_segments,
-  )
+  if valid is None:
+    layout = am.layout.plan(length, chunk, batch, count=count)
+    return Arrangement(
+      layout=layout, history=layout.history, lengths=layout.lengths
+    )
+  compaction = am.layout.compact(valid)
+  lengths = compaction.lengths
+  if segment_ids is not None:
+    segment_ids = compaction.gather(segment_ids)
+  layout = None
+  if chunk > 1:
+    layout = am.layout.plan(
+      length,
+      chunk,
+      batch,
+      count=count,
+      lengths=lengths,
+      segment_ids=segment_ids,
+      max_segments=max_segments,
+    )
+    history = layout.history
+  else:
+    history = _continued(batch, length, segment_ids, continues)
+  index = jnp.arange(length, dtype=jnp.int32)[None]
   return Arrangement(
     compaction=compaction,
     layout=layout,
-    history=layout.history,
-    valid=None
-    if compaction is None
-    else jnp.arange(length, dtype=jnp.int32)[None] < layout.lengths[:, None],
+    history=history,
+    valid=index < lengths[:, None],
+    lengths=lengths,
   )
 
 
@@ -136,3 +152,20 @@ def _history(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
   begins = segment_ids != jnp.roll(segment_ids, 1, axis=1)
   start = jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
   return index - start
+
+
+def _continued(
+  batch: int,
+  length: int,
+  segment_ids: Int[Array, "B T"] | None,
+  continues: bool,
+) -> Int[Array, "B T"]:
+  """The history of compact tokens where no chunks matter."""
+  index = jnp.arange(length, dtype=jnp.int32)[None]
+  history = jnp.broadcast_to(index, (batch, length))
+  if segment_ids is not None:
+    history = _history(segment_ids)
+  if not continues:
+    return history
+  first = history == index
+  return jnp.where(first, history + am.layout.LONG_AGO, history)
