@@ -58,6 +58,31 @@ MIXERS: Mapping[str, Memory] = {
     retention=ScalarRetention(),
     window=1,
   ),
+  "titans_nomom": Memory(
+    features=Identity(),
+    network=MLP(),
+    objective=L2(),
+    optimizer=GradientDescent(),
+    retention=ScalarRetention(),
+    window=1,
+  ),
+  "dla": Memory(
+    features=_POLYNOMIAL,
+    network=MLP(),
+    objective=DotProduct(),
+    optimizer=GradientDescent(),
+    retention=ScalarRetention(),
+    window=1,
+  ),
+  # The window in which its authors write it out (arXiv 2602.24281, Eq. 28).
+  "swla": Memory(
+    features=_POLYNOMIAL,
+    network=MLP(),
+    objective=DotProduct(),
+    optimizer=GradientDescent(),
+    retention=ScalarRetention(),
+    window=2,
+  ),
 }
 
 # For each part of a memory: its kinds by name, and which option of

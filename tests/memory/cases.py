@@ -107,6 +107,29 @@ MEMORIES = {
 
 # Combinations that share all their code with those above.
 MORE_MEMORIES = {
+  "swla": am.Memory(
+    POLYNOMIAL,
+    SMALL_MLP,
+    objective=am.DotProduct(),
+    optimizer=am.GradientDescent(),
+    window=2,
+    chunk=4,
+  ),
+  "titans_nomom": am.Memory(
+    am.Identity(),
+    SMALL_MLP,
+    optimizer=am.GradientDescent(),
+    window=1,
+    chunk=4,
+  ),
+  "dla": am.Memory(
+    POLYNOMIAL,
+    SMALL_MLP,
+    objective=am.DotProduct(),
+    optimizer=am.GradientDescent(),
+    window=1,
+    chunk=4,
+  ),
   "one_layer_unbounded": am.Memory(
     am.Identity(bias=True),
     am.MLP(depth=1, residual=True),

@@ -12,6 +12,8 @@ from tests.memory.cases import (
   BATCH,
   HEADS,
   LENGTH,
+  MEMORIES,
+  MORE_MEMORIES,
   POLYNOMIAL,
   SMALL_MLP,
   assert_close,
@@ -127,6 +129,49 @@ def test_decayed_dot_product_matrix_is_gated_linear_attention():
       "bhv,bhk->bhvk", v, k
     )
     assert_close(got[:, t], jnp.einsum("bhvk,bhk->bhv", w, q), 1e-12)
+
+
+def test_swla_of_a_matrix_is_the_sum_over_two_tokens():
+  """arXiv 2505.23735, Eq. 54-55, signs corrected; 2602.24281, Eq. 28."""
+  memory = matrix_memory(
+    objective=am.DotProduct(),
+    retention=am.ScalarRetention(),
+    window=2,
+    chunk=4,
+  )
+  params, tokens = make_params(memory), make_tokens(memory)
+  got = call(memory, params, tokens)
+  for row in range(BATCH):
+    for head in range(HEADS):
+      w = np.asarray(params["start"]["matrix"][head])
+      before = 0.0
+      for t in range(LENGTH):
+        q, k, v, gate = at(tokens, row, t, head)
+        own = np.outer(v, k)
+        now, earlier = gate.rate * gate.window
+        w = np.exp(gate.log_decay[0]) * w + earlier * before + now * own
+        before = own
+        np.testing.assert_allclose(got.y[row, t, head], w @ q, rtol=1e-10)
+
+
+def test_dla_is_swla_with_the_older_gate_shut():
+  wide, narrow = MORE_MEMORIES["swla"], MORE_MEMORIES["dla"]
+  params, tokens = make_params(wide), make_tokens(wide)
+  own = tokens.gates.window.at[..., 1:].set(0.0)
+  tokens = with_gates(tokens, window=own)
+  short = tokens._replace(gates=tokens.gates._replace(window=own[..., :1]))
+  want = call(narrow, params, short)
+  assert_close(call(wide, params, tokens).y, want.y, 1e-10)
+
+
+def test_titans_without_momentum_forgets_it_at_once():
+  with_momentum, without = MEMORIES["titans"], MORE_MEMORIES["titans_nomom"]
+  params, tokens = make_params(without), make_tokens(without)
+  tokens = with_gates(tokens, log_momentum=-jnp.inf)
+  got = call(without, params, tokens)
+  want = call(with_momentum, params, tokens)
+  assert_close(got.y, want.y, 1e-10)
+  assert_close(got.state.weights, want.state.weights, 1e-10)
 
 
 def test_square_error_matrix_is_the_delta_rule_with_half_the_step():

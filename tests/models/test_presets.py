@@ -35,6 +35,9 @@ def test_mixers_are_rows_of_the_papers_table():
     "atlas_pp": ("Polynomial", "GatedMLP", "L2", "Muon", scalar, 16),
     "omeganet": ("Polynomial", "MLP", "L2", "GradientDescent", scalar, 16),
     "titans": ("Identity", "MLP", "L2", "Momentum", scalar, 1),
+    "titans_nomom": ("Identity", "MLP", "L2", "GradientDescent", scalar, 1),
+    "dla": ("Polynomial", "MLP", "DotProduct", "GradientDescent", scalar, 1),
+    "swla": ("Polynomial", "MLP", "DotProduct", "GradientDescent", scalar, 2),
   }
   assert MIXERS["atlas"].entries(64, 64)["in"].shape == (256, 153)
 
