@@ -14,7 +14,7 @@ from atlas_jax import environment
 from atlas_jax.data import Trigram, coverage, pipeline, tokenizers, windows
 from atlas_jax.errors import UserError
 from atlas_jax.generation import Generator, Sampling
-from atlas_jax.models.presets import memory_of
+from atlas_jax.models import chunk_of
 from atlas_jax.training import identity, progress, restore, writers
 from atlas_jax.training.config import ExperimentConfig
 from atlas_jax.training.disk import write_json
@@ -131,7 +131,7 @@ def compare(
   prepared = windows.prepare(
     config.data,
     tokenizer,
-    chunk=memory_of(config.model).chunk,
+    chunk=chunk_of(config.model),
     cache=config.data.cache or home.path / "cache",
   )
   read = coverage.window_bytes(

@@ -10,7 +10,7 @@ from atlas_jax.errors import UserError
 from atlas_jax.evaluation.documents import Documents
 from atlas_jax.evaluation.language_modelling import evaluate
 from atlas_jax.evaluation.report import Report
-from atlas_jax.models import memory_of
+from atlas_jax.models import chunk_of
 from atlas_jax.training.restore import Trained
 
 OPTIONS = ("data.path", "data.field", "data.cache")
@@ -62,7 +62,7 @@ def evaluate_run(
   prepared = windows.prepare(
     data,
     run.tokenizer,
-    chunk=memory_of(run.config.model).chunk,
+    chunk=chunk_of(run.config.model),
     cache=data.cache or run.home / "cache",
   )
   if not other and prepared.key != run.record["text"]:

@@ -31,7 +31,7 @@ import numpy as np
 from flax import nnx
 
 from atlas_jax.errors import UserError
-from atlas_jax.generation.program import read_segment, unprepared
+from atlas_jax.generation.program import read_segment
 from atlas_jax.models import LanguageModel, LanguageState
 
 Arrays = dict[str, Any]
@@ -119,6 +119,7 @@ def export(
   *,
   batch: int,
   length: int,
+  capacity: int | None = None,
   platforms: Sequence[str] | None = None,
 ) -> Exported:
   """Exports a model's generation for one batch size.
@@ -127,15 +128,25 @@ def export(
     model: The model.
     batch: Rows, B.
     length: Tokens that one call of `prefill` takes, T.
+    capacity: Tokens for which the state has room, if the model keeps every
+      token, as attention does; what comes after them is NaN.
     platforms: Where the functions are to run, such as ("cpu", "tpu"); None:
       where this process runs.
 
   Raises:
-    UserError: `batch` or `length` is below 1.
+    UserError: `batch` or `length` is below 1, or the model's state grows and
+      no capacity is given.
   """
   if batch < 1 or length < 1:
     raise UserError(
       f"batch={batch} and length={length} must both be at least 1"
+    )
+  grows = (
+    model.capacity(jax.eval_shape(lambda: model.init_state(1))) is not None
+  )
+  if grows and (capacity is None or capacity < 1):
+    raise UserError(
+      "this model keeps every token: give capacity, the tokens to have room for"
     )
   graph, params = nnx.split(model)
   names, weights, tree = _named(nnx.to_pure_dict(params))
@@ -143,9 +154,12 @@ def export(
   def merged(weights: Arrays) -> LanguageModel:
     return nnx.merge(graph, tree.unflatten([weights[name] for name in names]))
 
+  def sized(model: LanguageModel, state: LanguageState) -> LanguageState:
+    return state if capacity is None else model.resize(state, capacity)
+
   def fresh(weights: Arrays) -> LanguageState:
     model = merged(weights)
-    return model.prepare(model.init_state(batch))
+    return model.prepare(sized(model, model.init_state(batch)))
 
   state_names, state, state_tree = _named(jax.eval_shape(fresh, weights))
 
@@ -159,8 +173,9 @@ def export(
     weights: Arrays, state: Arrays, tokens: jax.Array, lengths: jax.Array
   ) -> tuple[jax.Array, Arrays]:
     model = merged(weights)
-    before = unprepared(restored(state))
+    before = model.unprepare(restored(state))
     after, logits = read_segment(model, before, tokens, lengths)
+    after = sized(model, after)
     return logits, _named(model.prepare(after))[1]
 
   def step(

@@ -9,7 +9,7 @@ texts = generator.generate(["Once upon", "def main("], stop=["\\n\\n"])
 ```
 
 Whatever the length of prompts and texts, the device holds the parameters, one
-state per row and one segment of a prompt.
+state per row and one segment of a prompt. (The state of attention grows.)
 """
 
 import collections
@@ -29,7 +29,6 @@ from atlas_jax.generation.program import (
   Context,
   Program,
   make_program,
-  unprepared,
 )
 from atlas_jax.generation.sampling import (
   NOT_FINITE,
@@ -41,6 +40,9 @@ from atlas_jax.generation.stopping import StopStrings
 from atlas_jax.models import LanguageModel
 
 BUCKETS = (64, 128, 256, 512, 1024)
+
+# Room for tokens that a growing state is given at first; later it doubles.
+FIRST_ROOM = 256
 
 End = Literal["end_of_text", "stop", "max_tokens"]
 
@@ -64,7 +66,8 @@ class Generator:
 
   The first use of a number of rows compiles one step for it, and the first
   prompt of each bucket of lengths compiles one reading for it; nothing else
-  does, neither further steps nor other settings.
+  does, neither further steps nor other settings. Where a model keeps every
+  token, each doubling of the room for them compiles both anew.
 
   Args:
     model: The model. Later changes to it have no effect.
@@ -102,8 +105,8 @@ class Generator:
         "the weights of this model are random: it has not been trained, and "
         "what it writes means nothing"
       )
-    graph, self._params = nnx.split(model)
-    self._program = make_program(graph)
+    self._graph, self._params = nnx.split(model)
+    self._program = make_program(self._graph)
     self._tokenizer = tokenizer
     self._buckets = tuple(buckets)
 
@@ -131,11 +134,12 @@ class Generator:
         f"there are {len(ids)} prompts for {after.rows} rows; give one for each"
       )
     else:
-      context = self._program.copy(
-        after._replace(state=unprepared(after.state))
-      )
+      state = nnx.merge(self._graph, self._params).unprepare(after.state)
+      context = self._program.copy(after._replace(state=state))
     total = np.array([len(row) for row in ids])
     segment = self._buckets[-1]
+    held = int(np.max(np.asarray(context.length)))
+    room = self._program.capacity(self._params, context)
     for begin in range(0, int(total.max()), segment):
       lengths = np.clip(total - begin, 0, segment).astype(np.int32)
       longest = int(lengths.max())
@@ -143,8 +147,11 @@ class Generator:
       tokens = np.zeros((len(ids), bucket), np.int32)
       for row, length in enumerate(lengths.tolist()):
         tokens[row, :length] = ids[row][begin : begin + length]
+      held += longest
+      if room is not None:
+        room = _room(room, held)
       context = self._program.read(
-        self._params, context, jnp.asarray(tokens), jnp.asarray(lengths)
+        self._params, context, jnp.asarray(tokens), jnp.asarray(lengths), room
       )
     return self._program.prepare(self._params, context)
 
@@ -228,6 +235,8 @@ class Stream(Iterator[Piece]):
     self._rows = rows
     self._end_of_text = jnp.asarray(end_of_text, jnp.int32)
     self._active = jnp.ones((len(rows),), bool)
+    self._held = int(np.max(np.asarray(context.length)))
+    self._room = program.capacity(params, context)
     self._ready: collections.deque[Piece] = collections.deque()
 
   @property
@@ -251,6 +260,12 @@ class Stream(Iterator[Piece]):
     return self._ready.popleft()
 
   def _step(self) -> None:
+    self._held += 1
+    if self._room is not None and self._held > self._room:
+      self._room = _room(self._room, self._held)
+      self._context = self._program.resize(
+        self._params, self._context, self._room
+      )
     self._context, tokens = self._program.step(
       self._params,
       self._context,
@@ -269,6 +284,14 @@ class Stream(Iterator[Piece]):
         self._ready.append(Piece(number, text, end))
     if ended:
       self._active = jnp.array([not row.ended for row in self._rows])
+
+
+def _room(room: int, tokens: int) -> int:
+  """Room for `tokens` at least, in doublings; never less than there is."""
+  room = max(room, FIRST_ROOM)
+  while room < tokens:
+    room *= 2
+  return room
 
 
 class _Row:

@@ -10,25 +10,27 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from atlas_jax import memory as am
 from atlas_jax.generation.sampling import Controls, sample
 from atlas_jax.models import LanguageModel, LanguageState
 
 
 class Context(NamedTuple):
-  """What a model knows of some texts, at a size that does not depend on them.
+  """What a model knows of some texts.
 
-  It is a value and a pytree: keep it, save it, go on from it several times.
+  Of constant size, unless the model keeps every token, as attention does. It
+  is a value and a pytree: keep it, save it, go on from it several times.
 
   Attributes:
     state: The model's state after the last token.
     logits: Of the next token.
     drawn: How many tokens each row has drawn.
+    length: How many tokens each row holds, drawn or read.
   """
 
   state: LanguageState
   logits: Float[Array, "B vocab"]
   drawn: UInt32[Array, "B"]
+  length: Int[Array, "B"]
 
   @property
   def nbytes(self) -> int:
@@ -47,8 +49,12 @@ class Program:
 
   Attributes:
     start: (params, rows) -> Context before any token.
-    read: (params, context, tokens [B, T], lengths [B]) -> Context after the
-      first `lengths` tokens of each row; consumes the context.
+    read: (params, context, tokens [B, T], lengths [B], capacity) -> Context
+      after the first `lengths` tokens of each row, with room for `capacity`
+      tokens if the state grows; consumes the context.
+    resize: (params, context, capacity) -> the same with room for `capacity`
+      tokens.
+    capacity: (params, context) -> the tokens there is room for; None: any.
     prepare: (params, context) -> the same, ready for steps; consumes it.
     step: (params, context, controls, active [B], end_of_text) -> (Context,
       drawn tokens [B]); consumes the context. Rows that are not active stay as
@@ -58,6 +64,8 @@ class Program:
 
   start: Callable[..., Context]
   read: Callable[..., Context]
+  resize: Callable[..., Context]
+  capacity: Callable[..., int | None]
   prepare: Callable[..., Context]
   step: Callable[..., tuple[Context, Array]]
   copy: Callable[[Context], Context]
@@ -77,6 +85,7 @@ def make_program(graph: nnx.GraphDef) -> Program:
       model.init_state(rows),
       jnp.zeros((rows, model.vocab), jnp.float32),
       jnp.zeros((rows,), jnp.uint32),
+      jnp.zeros((rows,), jnp.int32),
     )
 
   def read(
@@ -84,11 +93,22 @@ def make_program(graph: nnx.GraphDef) -> Program:
     context: Context,
     tokens: Int[Array, "B T"],
     lengths: Int[Array, "B"],
+    capacity: int | None,
   ) -> Context:
     model = nnx.merge(graph, params)
     state, logits = read_segment(model, context.state, tokens, lengths)
+    if capacity is not None:
+      state = model.resize(state, capacity)
     logits = jnp.where((lengths > 0)[:, None], logits, context.logits)
-    return Context(state, logits, context.drawn)
+    return Context(state, logits, context.drawn, context.length + lengths)
+
+  def resize(params: Any, context: Context, capacity: int) -> Context:
+    model = nnx.merge(graph, params)
+    return context._replace(state=model.resize(context.state, capacity))
+
+  def capacity(params: Any, context: Context) -> int | None:
+    model = nnx.merge(graph, params)
+    return model.capacity(context.state)
 
   def prepare(params: Any, context: Context) -> Context:
     model = nnx.merge(graph, params)
@@ -110,11 +130,14 @@ def make_program(graph: nnx.GraphDef) -> Program:
     )
     logits = jnp.where(valid[:, None], logits, context.logits)
     drawn = context.drawn + active.astype(jnp.uint32)
-    return Context(state, logits, drawn), tokens
+    length = context.length + valid.astype(jnp.int32)
+    return Context(state, logits, drawn, length), tokens
 
   return Program(
     start=jax.jit(start, static_argnums=1),
-    read=jax.jit(read, donate_argnums=1),
+    read=jax.jit(read, donate_argnums=1, static_argnums=4),
+    resize=jax.jit(resize, static_argnums=2),
+    capacity=capacity,
     prepare=jax.jit(prepare, donate_argnums=1),
     step=jax.jit(step, donate_argnums=1),
     copy=jax.jit(lambda context: jax.tree.map(jnp.copy, context)),
@@ -139,10 +162,3 @@ def read_segment(
   hidden = jnp.take_along_axis(out.hidden, last, axis=1)[:, 0]
   assert out.state is not None  # Only aligned documents give none.
   return out.state, model.logits(hidden)
-
-
-def unprepared(state: LanguageState) -> LanguageState:
-  """The state as `read` takes it, without what only steps need."""
-  blocks = state.blocks
-  memory = am.without_cache(blocks.memory)
-  return LanguageState(blocks._replace(memory=memory))

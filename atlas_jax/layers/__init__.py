@@ -5,16 +5,16 @@ take the parameters as a tree.
 """
 
 from atlas_jax.layers.arrangement import Arrangement, arrange
-from atlas_jax.layers.block import Block
+from atlas_jax.layers.block import Block, Sequence
 from atlas_jax.layers.convolution import Convolution
 from atlas_jax.layers.gates import MemoryGates
 from atlas_jax.layers.linear import Linear
 from atlas_jax.layers.memory_mixer import (
   MemoryMixer,
-  MixerOutput,
-  MixerState,
+  MemoryMixerState,
   Tails,
 )
+from atlas_jax.layers.mixer import Mixer, MixerOutput
 from atlas_jax.layers.rms_norm import RMSNorm
 from atlas_jax.layers.swiglu import SwiGLU
 
@@ -25,9 +25,11 @@ __all__ = [
   "Linear",
   "MemoryGates",
   "MemoryMixer",
+  "MemoryMixerState",
+  "Mixer",
   "MixerOutput",
-  "MixerState",
   "RMSNorm",
+  "Sequence",
   "SwiGLU",
   "Tails",
   "arrange",

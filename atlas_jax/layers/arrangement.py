@@ -1,5 +1,7 @@
 """How the tokens of one call lie, worked out once and shared by all layers."""
 
+import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -15,8 +17,8 @@ class Arrangement(NamedTuple):
 
   Attributes:
     compaction: Moves valid tokens to the front of their rows, or None.
-    layout: The memory's slots for compact tokens, or None.
-    segment_ids: Documents [B, T] that start at multiples of the chunk, 0 for
+    layouts: By chunk, a memory's slots for compact tokens.
+    segment_ids: Documents [B, T] that start at multiples of all chunks, 0 for
       padding; then there is neither compaction nor layout.
     history: How many tokens of its document precede each (arranged) token; at
       least `layout.LONG_AGO` in a document that a state continues.
@@ -25,11 +27,15 @@ class Arrangement(NamedTuple):
   """
 
   compaction: am.layout.Compaction | None = None
-  layout: am.layout.Layout | None = None
+  layouts: dict[int, am.layout.Layout] | None = None
   segment_ids: Int[Array, "B T"] | None = None
   history: Int[Array, "B T"] | None = None
   valid: Bool[Array, "B T"] | None = None
   lengths: Int[Array, "B"] | None = None
+
+  def layout(self, chunk: int) -> am.layout.Layout | None:
+    """The slots of a memory with this chunk."""
+    return None if self.layouts is None else self.layouts[chunk]
 
   def gather(self, x: Array) -> Array:
     """Arranges x [B, T, ...]; what padding holds becomes 0."""
@@ -59,10 +65,9 @@ class Arrangement(NamedTuple):
 def arrange(
   batch: int,
   length: int,
-  chunk: int,
+  counts: Mapping[int, Int[Array, "B"] | None],
   *,
   continues: bool = False,
-  count: Int[Array, "B"] | None = None,
   mask: Bool[Array, "B T"] | None = None,
   segment_ids: Int[Array, "B T"] | None = None,
   max_segments: int | None = None,
@@ -73,15 +78,17 @@ def arrange(
   Args:
     batch: B.
     length: T.
-    chunk: Tokens per chunk of the memory; 1 for mixers without.
+    counts: By chunk of the layers' memories, the tokens in the unfinished chunk
+      of the state that the call goes on from; None for a fresh start. Empty if
+      no layer has chunks.
     continues: The call goes on from a state.
-    count: Tokens in the unfinished chunk of that state, if there are chunks.
     mask: False marks padding, anywhere.
     segment_ids: Documents of each row, 0 for padding. The first continues the
       state, each further one starts afresh.
     max_segments: Largest number of documents in a row; needed inside jit for
-      documents that are not aligned. A row that holds more has NaN as outputs.
-    aligned: Promises that documents start at multiples of the chunk (checked
+      documents that are not aligned, if there are chunks. A row that holds more
+      has NaN as outputs.
+    aligned: Promises that documents start at multiples of all chunks (checked
       outside jit only).
 
   Raises:
@@ -99,27 +106,25 @@ def arrange(
         "aligned documents start afresh and mark padding by segment 0: give "
         "neither a state nor a mask"
       )
-    am.layout.check_aligned(segment_ids, chunk)
+    am.layout.check_aligned(segment_ids, math.lcm(*counts))
     return Arrangement(
       segment_ids=segment_ids,
       history=_history(segment_ids),
       valid=segment_ids > 0,
     )
   valid = am.layout.valid_mask(mask, segment_ids)
-  if valid is None and (not continues or chunk == 1):
+  if valid is None and not (continues and counts):
     return Arrangement()
-  if valid is None:
-    layout = am.layout.plan(length, chunk, batch, count=count)
-    return Arrangement(
-      layout=layout, history=layout.history, lengths=layout.lengths
-    )
-  compaction = am.layout.compact(valid)
-  lengths = compaction.lengths
-  if segment_ids is not None:
-    segment_ids = compaction.gather(segment_ids)
-  layout = None
-  if chunk > 1:
-    layout = am.layout.plan(
+  compaction = lengths = None
+  if valid is not None:
+    compaction = am.layout.compact(valid)
+    lengths = compaction.lengths
+    index = jnp.arange(length, dtype=jnp.int32)[None]
+    valid = index < lengths[:, None]
+    if segment_ids is not None:
+      segment_ids = compaction.gather(segment_ids)
+  layouts = {
+    chunk: am.layout.plan(
       length,
       chunk,
       batch,
@@ -128,15 +133,13 @@ def arrange(
       segment_ids=segment_ids,
       max_segments=max_segments,
     )
-    history = layout.history
-  else:
-    history = _continued(batch, length, segment_ids, continues)
-  index = jnp.arange(length, dtype=jnp.int32)[None]
+    for chunk, count in counts.items()
+  }
   return Arrangement(
     compaction=compaction,
-    layout=layout,
-    history=history,
-    valid=index < lengths[:, None],
+    layouts=layouts or None,
+    history=_continued(batch, length, segment_ids, continues),
+    valid=valid,
     lengths=lengths,
   )
 

@@ -16,11 +16,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from atlas_jax import memory as am
 from atlas_jax.errors import UserError
-from atlas_jax.layers.arrangement import Arrangement, arrange
+from atlas_jax.layers.arrangement import Arrangement
 from atlas_jax.layers.convolution import Convolution
 from atlas_jax.layers.gates import MemoryGates
 from atlas_jax.layers.initial import Source
 from atlas_jax.layers.linear import Linear
+from atlas_jax.layers.mixer import Mixer, MixerOutput
 from atlas_jax.layers.rms_norm import RMSNorm
 from atlas_jax.layers.tails import init_tail, look_back, next_tail
 from atlas_jax.memory.numerics import unit
@@ -38,33 +39,20 @@ class Tails(NamedTuple):
   weight: Float[Array, "B W-1 H"]
 
 
-class MixerState(NamedTuple):
+class MemoryMixerState(NamedTuple):
   """What later tokens need, at constant size; rows are independent."""
 
   memory: am.MemoryState
   tails: Tails
 
 
-class MixerOutput(NamedTuple):
-  """What a mixer gives.
-
-  Attributes:
-    y: Outputs in x's type; 0 at padding.
-    state: The state after the last token; None for aligned documents.
-    metrics: float32 scalars, means over valid tokens and heads: `inner_loss`
-      (how much tokens surprised the memory); `gate_decay` (alpha),
-      `gate_momentum` (theta), `gate_rate` (eta) and `gate_window` (gamma,
-      summed over the window), as far as the memory has them; `memory_norm`
-      (of the weights after the last whole chunk).
-  """
-
-  y: Array
-  state: MixerState | None
-  metrics: dict[str, Float[Array, ""]]
-
-
-class MemoryMixer(nnx.Module):
+class MemoryMixer(Mixer):
   """A layer that mixes tokens through a memory which learns as it reads.
+
+  Its metrics: `inner_loss` (how much tokens surprised the memory);
+  `gate_decay` (alpha), `gate_momentum` (theta), `gate_rate` (eta) and
+  `gate_window` (gamma, summed over the window), as far as the memory has them;
+  `memory_norm` (of the weights after the last whole chunk).
 
   Args:
     dim: Width of x; `heads` must divide it.
@@ -116,7 +104,9 @@ class MemoryMixer(nnx.Module):
       raise UserError(f"conv_width {conv_width}: use 1 or more taps")
     width = dim // heads
     self.heads = heads
+    self.dim = dim
     self.definition = memory or am.Memory()
+    self.chunk = self.definition.chunk
     self.qk_epsilon = qk_epsilon
     self.dtype = jnp.dtype(dtype)
     self.implementation = implementation
@@ -169,61 +159,13 @@ class MemoryMixer(nnx.Module):
     self.output_gate = linear(scale)
     self.output = linear(scale * output_scale)
 
-  def __call__(
-    self,
-    x: Float[Array, "B T D"],
-    *,
-    state: MixerState | None = None,
-    mask: Bool[Array, "B T"] | None = None,
-    segment_ids: Int[Array, "B T"] | None = None,
-    max_segments: int | None = None,
-    aligned: bool = False,
-    arrangement: Arrangement | None = None,
-  ) -> MixerOutput:
-    """Mixes a sequence, or the next part of one.
-
-    Args:
-      x: Inputs; any float type.
-      state: Where to go on; None is a fresh memory.
-      mask, segment_ids, max_segments, aligned: Padding and documents, see
-        `arrange`.
-      arrangement: The same, worked out once for many layers; x is then
-        arranged already, and y is.
-
-    Returns:
-      Outputs, the state after the last token, and metrics.
-
-    Raises:
-      UserError: Arguments that contradict each other.
-    """
-    if arrangement is not None:
-      if mask is not None or segment_ids is not None or aligned:
-        raise UserError(
-          "an arrangement already holds mask and documents: give it alone"
-        )
-      return self._mix(x, state, arrangement)
-    self._check(x, None if state is None else state.tails)
-    batch, length = x.shape[:2]
-    arrangement = arrange(
-      batch,
-      length,
-      self.definition.chunk,
-      count=None if state is None else state.memory.count,
-      mask=mask,
-      segment_ids=segment_ids,
-      max_segments=max_segments,
-      aligned=aligned,
-    )
-    out = self._mix(arrangement.gather(x), state, arrangement)
-    return out._replace(y=arrangement.scatter(out.y))
-
   def step(
     self,
     x: Float[Array, "B D"],
-    state: MixerState,
+    state: MemoryMixerState,
     *,
     valid: Bool[Array, "B"] | None = None,
-  ) -> tuple[Float[Array, "B D"], MixerState]:
+  ) -> tuple[Float[Array, "B D"], MemoryMixerState]:
     """Mixes one token per row at constant cost and memory.
 
     Args:
@@ -235,6 +177,8 @@ class MemoryMixer(nnx.Module):
     Returns:
       Outputs (0 in rows without a token), and the state after the token.
     """
+    self.check_inputs(x[:, None])
+    self.check_state(state, x.shape[0])
     arrangement = Arrangement()
     if valid is not None:
       x = jnp.where(valid[:, None], x, jnp.zeros((), x.dtype))
@@ -259,9 +203,9 @@ class MemoryMixer(nnx.Module):
         tails,
         state.tails,
       )
-    return y, MixerState(cast(am.MemoryState, out.state), tails)
+    return y, MemoryMixerState(cast(am.MemoryState, out.state), tails)
 
-  def prepare(self, state: MixerState) -> MixerState:
+  def prepare(self, state: MemoryMixerState) -> MemoryMixerState:
     """Adds to a state what `step` needs, derived from the rest of it.
 
     Calls take a state with or without it and return one without.
@@ -273,30 +217,30 @@ class MemoryMixer(nnx.Module):
     )
     return state._replace(memory=memory)
 
-  def init_state(self, batch: int) -> MixerState:
+  def init_state(self, batch: int) -> MemoryMixerState:
     """The state of `batch` rows before their first token."""
-    dim = self.heads * self._width
     taps = self.query_convolution.kernel.shape[0]
-    tail = jnp.zeros((batch, taps - 1, dim), self.dtype)
+    tail = jnp.zeros((batch, taps - 1, self.dim), self.dtype)
     memory = am.init_state(self.definition, self.memory_params(), batch)
     weight = jnp.zeros(
       (batch, self._looks_back, self.heads), am.state_dtype(self.dtype)
     )
-    return MixerState(memory, Tails(tail, tail, tail, weight))
+    return MemoryMixerState(memory, Tails(tail, tail, tail, weight))
 
-  def reset(self, state: MixerState, rows: Bool[Array, "B"]) -> MixerState:
-    """Makes the rows marked True fresh and leaves all others as they are.
+  def unprepare(self, state: MemoryMixerState) -> MemoryMixerState:
+    """Takes from a state what only steps need."""
+    return state._replace(memory=am.without_cache(state.memory))
 
-    The state comes back as it is from a call, to be prepared anew for steps.
-    """
-    memory = am.reset(self.definition, self.memory_params(), state.memory, rows)
-    tails = jax.tree.map(
-      lambda tail: jnp.where(
-        rows[:, None, None], jnp.zeros((), tail.dtype), tail
-      ),
-      state.tails,
-    )
-    return MixerState(memory, tails)
+  def counts(
+    self, state: MemoryMixerState | None
+  ) -> dict[int, Int[Array, "B"] | None]:
+    """The tokens in the unfinished chunk of the memory."""
+    return {self.chunk: None if state is None else state.memory.count}
+
+  def carry_size(self, length: int) -> int:
+    """One memory, weights and momentum, for each head and chunk."""
+    size = self.definition.state_size(self._width, self._width)
+    return -(-length // self.chunk) * self.heads * size
 
   def memory_params(self) -> dict[str, Any]:
     """The memory's outer parameters, as `atlas_jax.memory.apply` takes them."""
@@ -312,13 +256,13 @@ class MemoryMixer(nnx.Module):
     """Earlier tokens whose weights are kept."""
     return self.definition.window - 1 if self.gates.weighs_tokens else 0
 
-  def _mix(
+  def mix(
     self,
     x: Float[Array, "B T D"],
-    state: MixerState | None,
+    state: MemoryMixerState | None,
     arrangement: Arrangement,
   ) -> MixerOutput:
-    """Mixes arranged tokens."""
+    """Mixes arranged tokens, see `Mixer.mix`."""
     tails = None if state is None else state.tails
     query, key, value, gates, tails = self._inputs(x, tails, arrangement)
     segment_ids = arrangement.segment_ids
@@ -332,12 +276,12 @@ class MemoryMixer(nnx.Module):
       None if state is None else state.memory,
       segment_ids=segment_ids,
       aligned=segment_ids is not None,
-      layout=arrangement.layout,
+      layout=arrangement.layout(self.chunk),
       implementation=self.implementation,
       form=self.form,
     )
     metrics = _metrics(self.definition, gates, out, arrangement.valid)
-    after = None if out.state is None else MixerState(out.state, tails)
+    after = None if out.state is None else MemoryMixerState(out.state, tails)
     return MixerOutput(self._outputs(out.y, x), after, metrics)
 
   def _inputs(
@@ -347,7 +291,6 @@ class MemoryMixer(nnx.Module):
     arrangement: Arrangement,
   ) -> tuple[Array, Array, Array, am.Gates, Tails]:
     """Queries, keys and values [B, T, H, K], gates, and the next tails."""
-    self._check(x, tails)
     new_tails = {}
     arrays = {}
     for name in ("query", "key", "value"):
@@ -387,27 +330,6 @@ class MemoryMixer(nnx.Module):
     after = next_tail(weight, before, arrangement.history, arrangement.lengths)
     return gates._replace(window=gates.window * weights), after
 
-  def _check(self, x: Array, tails: Tails | None) -> None:
-    """Refuses inputs and states that would give other numbers silently."""
-    dim = self.heads * self._width
-    if x.ndim != 3 or x.shape[-1] != dim:
-      raise UserError(f"x is {x.shape} but must be [B, T, {dim}]")
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-      raise UserError(f"x is {x.dtype}: give floating-point numbers")
-    if tails is None:
-      return
-    taps = self.query_convolution.kernel.shape[0]
-    have = (tails.query.shape, tails.weight.shape)
-    want = (
-      (x.shape[0], taps - 1, dim),
-      (x.shape[0], self._looks_back, self.heads),
-    )
-    if have != want:
-      raise UserError(
-        "the state does not belong to this layer and these inputs: inputs of "
-        f"the convolutions and token weights are {have} but must be {want}"
-      )
-
   def _outputs(
     self, y: Float[Array, "B T H V"], x: Float[Array, "B T D"]
   ) -> Float[Array, "B T D"]:
@@ -435,7 +357,7 @@ def _metrics(
   out: am.Output,
   valid: Bool[Array, "B T"] | None,
 ) -> dict[str, Float[Array, ""]]:
-  """See `MixerOutput`."""
+  """See `MemoryMixer`."""
 
   def mean(x: Float[Array, "B T ..."]) -> Array:
     x = jax.lax.stop_gradient(x).astype(jnp.float32)

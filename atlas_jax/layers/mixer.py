@@ -90,21 +90,20 @@ class Mixer(nnx.Module):
     Raises:
       UserError: Arguments that contradict each other.
     """
+    self.check_inputs(x)
+    self.check_state(state, x.shape[0])
     if arrangement is not None:
       if mask is not None or segment_ids is not None or aligned:
         raise UserError(
           "an arrangement already holds mask and documents: give it alone"
         )
       return self.mix(x, state, arrangement)
-    self.check_inputs(x)
-    self.check_state(state, x.shape[0])
     batch, length = x.shape[:2]
     arrangement = arrange(
       batch,
       length,
-      self.chunk,
+      self.counts(state),
       continues=state is not None,
-      count=None if state is None else self.pending(state),
       mask=mask,
       segment_ids=segment_ids,
       max_segments=max_segments,
@@ -131,6 +130,8 @@ class Mixer(nnx.Module):
     Returns:
       Outputs (0 in rows without a token), and the state after the token.
     """
+    self.check_inputs(x[:, None])
+    self.check_state(state, x.shape[0])
     arrangement = Arrangement()
     if valid is not None:
       x = jnp.where(valid[:, None], x, jnp.zeros((), x.dtype))
@@ -143,10 +144,14 @@ class Mixer(nnx.Module):
       y = jnp.where(valid[:, None], y, jnp.zeros((), y.dtype))
     return y, out.state
 
-  def pending(self, state: Any) -> Int[Array, "B"] | None:
-    """Tokens of the unfinished chunk per row; None without chunks."""
+  def counts(self, state: Any) -> dict[int, Int[Array, "B"] | None]:
+    """By chunk of its memories, the tokens in the unfinished chunk.
+
+    Args:
+      state: The state; None: a fresh start, for which counts are None.
+    """
     del state
-    return None
+    return {}
 
   def prepare(self, state: Any) -> Any:
     """Adds to a state what `step` needs, derived from the rest of it.
@@ -172,6 +177,15 @@ class Mixer(nnx.Module):
     """
     del capacity
     return state
+
+  def carry_size(self, length: int) -> int:
+    """Numbers per row kept from chunk to chunk for the backward pass.
+
+    Args:
+      length: Tokens per row.
+    """
+    del length
+    return 0
 
   def reset(self, state: Any, rows: Bool[Array, "B"]) -> Any:
     """Makes the rows marked True fresh and leaves all others as they are.

@@ -1,6 +1,6 @@
 """Language models built from memory blocks."""
 
-from atlas_jax.models.build import abstract, build
+from atlas_jax.models.build import abstract, build, chunk_of
 from atlas_jax.models.config import MemoryOptions, ModelConfig
 from atlas_jax.models.language_model import (
   Hidden,
@@ -23,6 +23,7 @@ __all__ = [
   "Size",
   "abstract",
   "build",
+  "chunk_of",
   "loss",
   "memory_of",
   "size",

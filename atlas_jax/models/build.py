@@ -5,6 +5,7 @@ from flax import nnx
 
 from atlas_jax.models.config import ModelConfig
 from atlas_jax.models.language_model import LanguageModel
+from atlas_jax.models.matching import matched
 
 
 def build(config: ModelConfig, vocab: int, seed: int = 0) -> LanguageModel:
@@ -18,6 +19,7 @@ def build(config: ModelConfig, vocab: int, seed: int = 0) -> LanguageModel:
   Raises:
     UserError: The configuration does not fit together.
   """
+  config = matched(config)
   # Compiled as a whole: one by one, the many small arrays take far longer.
   make = jax.jit(lambda key: LanguageModel(config, vocab, rngs=nnx.Rngs(key)))
   return make(jax.random.key(seed))
@@ -30,3 +32,12 @@ def abstract(config: ModelConfig, vocab: int) -> LanguageModel:
     UserError: The configuration does not fit together.
   """
   return nnx.eval_shape(lambda: build(config, vocab))
+
+
+def chunk_of(config: ModelConfig) -> int:
+  """The multiple at which aligned documents start.
+
+  Raises:
+    UserError: The configuration does not fit together.
+  """
+  return abstract(config, 1).chunk

@@ -1,13 +1,19 @@
 """The configuration of a language model."""
 
 import dataclasses
+import functools
 import math
 from typing import Literal
 
+import jax
+from flax import nnx
+
 from atlas_jax.config import field
 from atlas_jax.errors import UserError
+from atlas_jax.layers.initial import Draws
+from atlas_jax.layers.mixer import Mixer
 from atlas_jax.models.options import MemoryOptions
-from atlas_jax.models.presets import memory_of
+from atlas_jax.models.registry import REGISTRY, mixers_of
 
 __all__ = ["MemoryOptions", "ModelConfig"]
 
@@ -21,14 +27,24 @@ class ModelConfig:
   """
 
   mixer: str = field(
-    "atlas", "Memory of every block: atlas, atlas_pp, omeganet or titans."
+    "atlas", "Mixer of every block, or a stack of several: see docs/models.md."
+  )
+  pattern: tuple[str, ...] = field(
+    (), "Mixers that take turns, block by block, in place of `mixer`."
   )
   memory: MemoryOptions = MemoryOptions()
   dim: int = field(128, "Width of the residual stream; heads must divide it.")
   layers: int = field(4, "Blocks.")
-  heads: int = field(4, "Memories per block; each has width dim / heads.")
+  heads: int = field(
+    4, "Heads per block; each has width dim / heads in most mixers."
+  )
   mlp_hidden: int = field(
     0, "Hidden width of SwiGLU; 0: 8/3 dim, rounded up to a multiple of 64."
+  )
+  match: str = field(
+    "",
+    "Mixer, say transformer, whose number of parameters at this mlp_hidden the "
+    "model gets by another hidden width; empty: mlp_hidden as it is.",
   )
   conv_width: int = field(
     4, "Taps of the causal convolutions of queries, keys and values."
@@ -88,8 +104,17 @@ class ModelConfig:
     return self.dim // self.heads
 
   @property
+  def mixers(self) -> tuple[str, ...]:
+    """Mixers of the blocks, in turn.
+
+    Raises:
+      UserError: A name is unknown.
+    """
+    return mixers_of(self.mixer, self.pattern)
+
+  @property
   def hidden(self) -> int:
-    """Hidden width of SwiGLU."""
+    """Hidden width of SwiGLU, before any match."""
     return self.mlp_hidden or 64 * math.ceil(self.dim * 8 / 3 / 64)
 
   def validate(self) -> None:
@@ -120,17 +145,31 @@ class ModelConfig:
         raise UserError(f"model.{name} must lie above 0, up to 1e6")
     if not 0 <= self.rate_max <= 1e6:
       raise UserError("model.rate_max must lie between 0 (automatic) and 1e6")
-    memory = memory_of(self)
-    narrow = memory.features.key_width
-    if narrow is not None and not 0 < narrow <= self.head_width:
+    mixers = self.mixers
+    if self.layers % len(mixers):
       raise UserError(
-        f"model.memory.key_width={narrow} must lie between 0 (as wide as "
-        f"keys) and the width of a head, {self.head_width}"
+        f"model.layers={self.layers} must be a multiple of the "
+        f"{len(mixers)} mixers that take turns ({', '.join(mixers)})"
       )
-    if self.token_gate and memory.window == 1:
-      raise UserError(
-        "model.token_gate needs model.memory.window of 2 or more: in a window "
-        "of 1 the rate does the same"
-      )
-    # Finds everything else that does not fit.
-    memory.state_size(self.head_width, self.head_width)
+    self._check_options(mixers)
+    for name in set(mixers):
+      # Finds everything else that does not fit.
+      nnx.eval_shape(functools.partial(_make, self, name))
+
+  def _check_options(self, mixers: tuple[str, ...]) -> None:
+    """Refuses options that no mixer of the model reads."""
+    read = {branch for name in mixers for branch in REGISTRY[name].options}
+    for spec in dataclasses.fields(self):
+      value = getattr(self, spec.name)
+      if not dataclasses.is_dataclass(value) or spec.name in read:
+        continue
+      for option in dataclasses.fields(value):
+        if getattr(value, option.name) is not None:
+          raise UserError(
+            f"model.{spec.name}.{option.name} is set, but "
+            f"{', '.join(mixers)} has no use for it: leave it out"
+          )
+
+
+def _make(config: ModelConfig, name: str) -> Mixer:
+  return REGISTRY[name].make(config, Draws(jax.random.key(0)))

@@ -1,12 +1,13 @@
-"""A language model: embedding, blocks of one kind, logits.
+"""A language model: embedding, blocks, logits.
 
 The blocks' parameters are stacked, layer by layer, along their first axis, and
 one `jax.lax.scan` runs them: a model of 128 layers compiles as fast as one of
-two. Everything here works under jax's own transformations; use `nnx.split` and
-`nnx.merge` to have the parameters as a tree.
+two. Blocks of several kinds in turn are stacked turn by turn. Everything here
+works under jax's own transformations; use `nnx.split` and `nnx.merge` to have
+the parameters as a tree.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,27 +19,27 @@ from atlas_jax.layers import (
   Arrangement,
   Block,
   Linear,
-  MemoryMixer,
-  MixerState,
+  Mixer,
   RMSNorm,
+  Sequence,
   SwiGLU,
   arrange,
 )
 from atlas_jax.layers.initial import Source, draw_once, normal
-from atlas_jax.memory import Memory
 from atlas_jax.models.config import ModelConfig
-from atlas_jax.models.presets import memory_of
+from atlas_jax.models.registry import REGISTRY
 
 
 class LanguageState(NamedTuple):
-  """What later tokens need, at constant size.
+  """What later tokens need.
 
   Attributes:
     blocks: The mixers' states, with an axis of layers before that of rows:
-      leaves [layers, B, ...].
+      leaves [layers, B, ...]. With several kinds of mixers it is a tuple, in
+      the order of the pattern, of leaves [layers / kinds, B, ...].
   """
 
-  blocks: MixerState
+  blocks: Any
 
 
 class Hidden(NamedTuple):
@@ -98,8 +99,6 @@ class LanguageModel(nnx.Module):
     self.config = config
     self.vocab = vocab
     self.dtype = jnp.dtype(config.dtype)
-    memory = memory_of(config)
-    self.chunk = memory.chunk
     param_dtype = jnp.dtype(config.param_dtype)
     rows = -(-vocab // config.vocab_multiple) * config.vocab_multiple
     self.embedding = nnx.Param(
@@ -110,13 +109,13 @@ class LanguageModel(nnx.Module):
         param_dtype,
       )
     )
-    keys = jax.random.split(rngs.params(), config.layers)
+    turns = config.layers // len(config.mixers)
+    keys = jax.random.split(rngs.params(), turns)
     self.blocks = jax.lax.map(
-      lambda key: draw_once(
-        lambda rngs: _make_block(config, memory, rngs), key
-      ),
+      lambda key: draw_once(lambda rngs: _make_blocks(config, rngs), key),
       keys,
     )
+    self.chunk = self.blocks.chunk
     self.norm = RMSNorm(
       config.dim, epsilon=config.norm_epsilon, param_dtype=param_dtype
     )
@@ -181,8 +180,8 @@ class LanguageModel(nnx.Module):
     arrangement = arrange(
       batch,
       length,
-      self.chunk,
-      count=None if state is None else state.blocks.memory.count[0],
+      self._counts(state),
+      continues=state is not None,
       mask=mask,
       segment_ids=segment_ids,
       max_segments=max_segments,
@@ -233,7 +232,7 @@ class LanguageModel(nnx.Module):
       Float32 logits of the next tokens, and the state after these.
     """
 
-    def body(x: Array, layer: tuple[Block, MixerState]):
+    def body(x: Array, layer: tuple[Mixer, Any]):
       block, before = layer
       return block.step(x, before, valid=valid)
 
@@ -249,9 +248,9 @@ class LanguageModel(nnx.Module):
     the prompt. Calls take a state with or without it and return one without.
     """
 
-    def prepare(layer: tuple[Block, MixerState]) -> MixerState:
+    def prepare(layer: tuple[Mixer, Any]) -> Any:
       block, before = layer
-      return block.mixer.prepare(before)
+      return block.prepare(before)
 
     # A loop, as its conditions would run both branches under vmap.
     return LanguageState(jax.lax.map(prepare, (self.blocks, state.blocks)))
@@ -259,7 +258,27 @@ class LanguageModel(nnx.Module):
   def init_state(self, batch: int) -> LanguageState:
     """The state of `batch` rows before their first token."""
     return LanguageState(
-      jax.vmap(lambda block: block.mixer.init_state(batch))(self.blocks)
+      jax.vmap(lambda block: block.init_state(batch))(self.blocks)
+    )
+
+  def unprepare(self, state: LanguageState) -> LanguageState:
+    """Takes from a state what only steps need."""
+    return LanguageState(self.blocks.unprepare(state.blocks))
+
+  def capacity(self, state: LanguageState) -> int | None:
+    """Tokens for which a growing state has room; None: constant size."""
+    return self.blocks.capacity(_shapes_of_one(state.blocks))
+
+  def resize(self, state: LanguageState, capacity: int) -> LanguageState:
+    """A growing state with room for this many tokens; others as they are.
+
+    Room that is taken away must be empty: a row that held more gives NaN from
+    then on.
+    """
+    return LanguageState(
+      jax.vmap(lambda block, state: block.resize(state, capacity))(
+        self.blocks, state.blocks
+      )
     )
 
   def reset(
@@ -270,7 +289,7 @@ class LanguageModel(nnx.Module):
     The state comes back as it is from a call, to be prepared anew for steps.
     """
     return LanguageState(
-      jax.vmap(lambda block, state: block.mixer.reset(state, rows))(
+      jax.vmap(lambda block, state: block.reset(state, rows))(
         self.blocks, state.blocks
       )
     )
@@ -278,17 +297,22 @@ class LanguageModel(nnx.Module):
   def _embed(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
     return jnp.take(self.embedding[...], tokens, axis=0).astype(self.dtype)
 
+  def _counts(self, state: LanguageState | None):
+    """Tokens in the memories' unfinished chunks, the same in all layers."""
+    blocks = None if state is None else state.blocks
+    return self.blocks.counts(jax.tree.map(lambda leaf: leaf[0], blocks))
+
   def _run(
     self,
     x: Float[Array, "B T D"],
     state: LanguageState | None,
     arrangement: Arrangement,
-  ) -> tuple[Array, MixerState | None, dict[str, Array]]:
+  ) -> tuple[Array, Any, dict[str, Array]]:
     """All blocks, one after the other."""
 
-    def body(x: Array, layer: tuple[Block, MixerState | None]):
+    def body(x: Array, layer: tuple[Mixer, Any]):
       block, before = layer
-      out = block(x, state=before, arrangement=arrangement)
+      out = block.mix(x, before, arrangement)
       return out.y, (out.state, out.metrics)
 
     if self.config.remat:
@@ -300,39 +324,36 @@ class LanguageModel(nnx.Module):
     return x, after, metrics
 
 
-def _make_block(config: ModelConfig, memory: Memory, rngs: Source) -> Block:
-  """One block with its starting weights."""
-  types = {
-    "dtype": jnp.dtype(config.dtype),
-    "param_dtype": jnp.dtype(config.param_dtype),
-  }
-  scales = {
-    "scale": config.init_scale,
-    "output_scale": (2 * config.layers) ** -0.5,
-  }
-  mixer = MemoryMixer(
-    config.dim,
-    config.heads,
-    memory,
-    conv_width=config.conv_width,
-    decay_start=config.decay_start,
-    momentum_start=config.momentum_start,
-    rate_max=config.rate_max or None,
-    rate_start=config.rate_start,
-    token_gate=config.token_gate,
-    qk_epsilon=config.qk_epsilon,
-    norm_epsilon=config.norm_epsilon,
-    implementation=config.implementation,
-    form=config.form,
-    rngs=rngs,
-    **types,
-    **scales,
+def _shapes_of_one(blocks: Any) -> Any:
+  """Shapes of the states of one turn of blocks."""
+  return jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), blocks
   )
-  mlp = SwiGLU(config.dim, config.hidden, rngs=rngs, **types, **scales)
+
+
+def _make_blocks(config: ModelConfig, rngs: Source) -> Mixer:
+  """One block with its starting weights, or one of each kind."""
+  blocks = [_make_block(config, name, rngs) for name in config.mixers]
+  return blocks[0] if len(blocks) == 1 else Sequence(blocks)
+
+
+def _make_block(config: ModelConfig, name: str, rngs: Source) -> Block:
+  """A block around the mixer of this name."""
+  mixer = REGISTRY[name].make(config, rngs)
+  param_dtype = jnp.dtype(config.param_dtype)
+  mlp = SwiGLU(
+    config.dim,
+    config.hidden,
+    scale=config.init_scale,
+    output_scale=(2 * config.layers) ** -0.5,
+    dtype=jnp.dtype(config.dtype),
+    param_dtype=param_dtype,
+    rngs=rngs,
+  )
   return Block(
     config.dim,
     mixer,
     mlp,
     norm_epsilon=config.norm_epsilon,
-    param_dtype=types["param_dtype"],
+    param_dtype=param_dtype,
   )

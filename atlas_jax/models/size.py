@@ -8,8 +8,7 @@ from flax import nnx
 
 from atlas_jax.models.build import abstract
 from atlas_jax.models.config import ModelConfig
-from atlas_jax.models.language_model import LanguageModel
-from atlas_jax.models.presets import memory_of
+from atlas_jax.models.language_model import LanguageModel, LanguageState
 
 
 class Size(NamedTuple):
@@ -19,7 +18,8 @@ class Size(NamedTuple):
     parameters: All learned numbers.
     start: Those among them that are memories' start weights.
     embedding: Those among them that are the embedding and the output matrix.
-    state_bytes: The state of a row, however long the text.
+    state_bytes: The state of a row; where it grows with the text, that after
+      `length` tokens.
     carry_bytes: What one block keeps per row for the backward pass of
       training: a memory (weights, momentum) for every chunk. With `remat` one
       block at a time keeps them, without it every block does.
@@ -45,28 +45,38 @@ def size(config: ModelConfig, vocab: int, length: int = 4096) -> Size:
   Args:
     config: The model.
     vocab: Number of tokens.
-    length: Tokens per row in training, for `carry_bytes`.
+    length: Tokens per row in training, for what grows with them.
 
   Raises:
     UserError: The configuration does not fit together.
   """
   model = abstract(config, vocab)
-  memory = memory_of(config)
-  state = jax.eval_shape(lambda model: model.init_state(1), model)
+  state = jax.eval_shape(lambda model: _state(model, length), model)
   prepared = jax.eval_shape(LanguageModel.prepare, model, state)
-  carry = memory.state_size(config.head_width, config.head_width)
-  chunks = -(-length // memory.chunk)
   params = nnx.to_pure_dict(nnx.state(model))
   outer = {k: v for k, v in params.items() if k in ("embedding", "head")}
   return Size(
     parameters=_count(params),
-    start=_count(params["blocks"]["mixer"]["memory"]["start"]),
+    start=sum(
+      math.prod(leaf.shape)
+      for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+      if "/memory/start/" in _name(path)
+    ),
     embedding=_count(outer),
     state_bytes=_bytes(state),
     # The carry is float32 whatever the type of activations.
-    carry_bytes=4 * chunks * config.heads * carry,
+    carry_bytes=4 * model.blocks.carry_size(length),
     cache_bytes=_bytes(prepared) - _bytes(state),
   )
+
+
+def _state(model: LanguageModel, length: int) -> LanguageState:
+  state = model.init_state(1)
+  return state if model.capacity(state) is None else model.resize(state, length)
+
+
+def _name(path: tuple[Any, ...]) -> str:
+  return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _count(tree: Any) -> int:

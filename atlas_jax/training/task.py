@@ -13,7 +13,6 @@ from flax import nnx
 from atlas_jax import models
 from atlas_jax.data import pipeline, tokenizers, windows
 from atlas_jax.errors import UserError
-from atlas_jax.models.presets import memory_of
 from atlas_jax.training.config import ExperimentConfig
 from atlas_jax.training.heldout import with_bytes
 
@@ -58,7 +57,7 @@ def make_task(config: ExperimentConfig, folder: pathlib.Path) -> Task:
   prepared = windows.prepare(
     config.data,
     tokenizer,
-    chunk=memory_of(config.model).chunk,
+    chunk=models.chunk_of(config.model),
     cache=config.data.cache or folder / "cache",
   )
   if not prepared.train.windows:

@@ -3,8 +3,7 @@
 import pytest
 
 from atlas_jax import config
-from atlas_jax.models.presets import MIXERS
-from experiments.configs import PRESETS
+from experiments.configs import MIXERS, PRESETS
 
 # Table 7: blocks, width, heads, peak learning rate, tokens.
 PAPER = {

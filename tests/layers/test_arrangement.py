@@ -11,7 +11,7 @@ IDS = jnp.array([[1, 1, 1, 0, 2, 2, 2, 2], [3, 3, 3, 3, 4, 0, 0, 0]])
 
 
 def test_plain_rows_need_nothing():
-  arrangement = arrange(2, 8, 4)
+  arrangement = arrange(2, 8, {4: None})
   assert all(part is None for part in arrangement)
   x = jnp.arange(16.0).reshape(2, 8)
   assert arrangement.gather(x) is x
@@ -20,7 +20,7 @@ def test_plain_rows_need_nothing():
 
 
 def test_aligned_documents_stay_where_they_are():
-  arrangement = arrange(2, 8, 4, segment_ids=IDS, aligned=True)
+  arrangement = arrange(2, 8, {4: None}, segment_ids=IDS, aligned=True)
   np.testing.assert_array_equal(
     arrangement.history, [[0, 1, 2, 0, 0, 1, 2, 3], [0, 1, 2, 3, 0, 0, 1, 2]]
   )
@@ -33,7 +33,7 @@ def test_aligned_documents_stay_where_they_are():
 
 def test_padding_goes_to_the_end_and_comes_back_as_zero():
   mask = jnp.array([[False, True, True], [True, False, True]])
-  arrangement = arrange(2, 3, 4, mask=mask)
+  arrangement = arrange(2, 3, {4: None}, mask=mask)
   x = jnp.array([[jnp.nan, 1.0, 2.0], [3.0, jnp.nan, 4.0]])
   gathered = arrangement.gather(x)
   np.testing.assert_array_equal(gathered, [[1, 2, 0], [3, 4, 0]])
@@ -58,7 +58,7 @@ def test_padding_goes_to_the_end_and_comes_back_as_zero():
       {
         "aligned": True,
         "segment_ids": IDS,
-        "count": jnp.zeros((2,), jnp.int32),
+        "continues": True,
       },
       "neither a state nor a mask",
     ),
@@ -69,4 +69,4 @@ def test_padding_goes_to_the_end_and_comes_back_as_zero():
 )
 def test_contradictions_are_refused(arguments, message):
   with pytest.raises(UserError, match=message):
-    arrange(2, 8, 4, **arguments)
+    arrange(2, 8, {4: None}, **arguments)

@@ -1,0 +1,98 @@
+"""The deep test-time memories as entries of the registry."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from atlas_jax.errors import UserError
+from atlas_jax.layers.initial import Source
+from atlas_jax.layers.memory_mixer import MemoryMixer
+from atlas_jax.models.entry import Entry, common
+from atlas_jax.models.presets import MIXERS, override
+
+if TYPE_CHECKING:
+  from atlas_jax.models.config import ModelConfig
+
+
+def make_memory_mixer(
+  config: "ModelConfig", rngs: Source, name: str
+) -> MemoryMixer:
+  """A mixer around the memory of this name, with the options applied."""
+  memory = override(MIXERS[name], config.memory)
+  narrow = memory.features.key_width
+  if narrow is not None and not 0 < narrow <= config.head_width:
+    raise UserError(
+      f"model.memory.key_width={narrow} must lie between 0 (as wide as keys) "
+      f"and the width of a head, {config.head_width}"
+    )
+  return MemoryMixer(
+    memory=memory,
+    conv_width=config.conv_width,
+    decay_start=config.decay_start,
+    momentum_start=config.momentum_start,
+    rate_max=config.rate_max or None,
+    rate_start=config.rate_start,
+    token_gate=config.token_gate,
+    qk_epsilon=config.qk_epsilon,
+    form=config.form,
+    rngs=rngs,
+    **common(config),
+  )
+
+
+def _entry(name: str, equation: str, source: str) -> Entry:
+  """The line of one memory, most of it read off the memory itself."""
+  memory = MIXERS[name]
+  weights = "2 (weights, momentum)" if memory.has_momentum else "1 (weights)"
+  return Entry(
+    family="deep",
+    make=lambda config, rngs: make_memory_mixer(config, rngs, name),
+    options=("memory",),
+    equation=equation,
+    objective=_words(memory.objective),
+    network=_words(memory.network),
+    optimizer=_words(memory.optimizer),
+    retention=_words(memory.retention),
+    window=f"{memory.window} tokens",
+    state=f"{weights} x H x memory + chunk - 1 pending tokens",
+    cost="T (memory + (chunk + window) widths)",
+    source=source,
+  )
+
+
+def _words(part: object) -> str:
+  """A part of a memory with the fields that differ from its defaults."""
+  changed = [
+    f"{spec.name}={getattr(part, spec.name)}"
+    for spec in dataclasses.fields(part)  # pyright: ignore[reportArgumentType]
+    if spec.init and getattr(part, spec.name) != spec.default
+  ]
+  name = type(part).__name__
+  return f"{name}({', '.join(changed)})" if changed else name
+
+
+_ATLAS = "arXiv 2505.23735"
+
+ENTRIES: Mapping[str, Entry] = {
+  "atlas": _entry(
+    "atlas",
+    "S_t = θ_t S_(t-1) + Σ_window γ_i ∇‖M(φ(k_i)) - v_i‖²; "
+    "M_t = α_t M_(t-1) - η_t NS(S_t)",
+    f"{_ATLAS}, Eq. 32-33",
+  ),
+  "atlas_pp": _entry(
+    "atlas_pp",
+    "as atlas, with M(x) = x + W_1 (σ(W_2 φ(x)) ⊙ W_3 φ(x))",
+    f"{_ATLAS}, Eq. 43",
+  ),
+  "omeganet": _entry(
+    "omeganet",
+    "M_t = α_t M_(t-1) - η_t Σ_window γ_i ∇‖M(φ(k_i)) - v_i‖²",
+    f"{_ATLAS}, Eq. 10",
+  ),
+  "titans": _entry(
+    "titans",
+    "S_t = θ_t S_(t-1) - η_t ∇‖M(k_t) - v_t‖²; M_t = α_t M_(t-1) + S_t",
+    "arXiv 2501.00663, Eq. 13-14",
+  ),
+}

@@ -1,0 +1,59 @@
+"""What is known of a mixer by name."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+
+from atlas_jax.layers.initial import Source
+from atlas_jax.layers.mixer import Mixer
+
+if TYPE_CHECKING:
+  from atlas_jax.models.config import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """One mixer of the registry, and its line of docs/models.md.
+
+  Attributes:
+    family: Section of the table.
+    make: Makes the mixer of one block from a configuration and the source of
+      its starting weights.
+    options: Branches of the configuration that it reads; setting a field of
+      another is an error.
+    equation: What it computes, in plain text.
+    objective, network, optimizer, retention, window: What is minimised, by
+      which architecture, how, what decays, over how many tokens.
+    state: Numbers kept per row and layer, as a formula.
+    cost: Operations of training per row and layer, as an order.
+    source: Paper and equation.
+  """
+
+  family: str
+  make: Callable[["ModelConfig", Source], Mixer]
+  options: tuple[str, ...]
+  equation: str
+  objective: str
+  network: str
+  optimizer: str
+  retention: str
+  window: str
+  state: str
+  cost: str
+  source: str
+
+
+def common(config: "ModelConfig") -> dict[str, Any]:
+  """The arguments that all mixers take, but the source of weights."""
+  return {
+    "dim": config.dim,
+    "heads": config.heads,
+    "norm_epsilon": config.norm_epsilon,
+    "scale": config.init_scale,
+    "output_scale": (2 * config.layers) ** -0.5,
+    "dtype": jnp.dtype(config.dtype),
+    "param_dtype": jnp.dtype(config.param_dtype),
+    "implementation": config.implementation,
+  }
