@@ -1,0 +1,100 @@
+"""One small instance of every mixer of the registry, and calls that compile."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from atlas_jax import config as configs
+from atlas_jax import models
+from atlas_jax.models.registry import REGISTRY
+from tests.layers.helpers import jit, made, randomised
+
+DIM = 16
+BASE = models.ModelConfig(dim=DIM, layers=1, heads=2, mlp_hidden=16)
+
+_MUON = {"muon_every": 4, "muon_steps": 2, "muon_epsilon": 1e-2}
+_WINDOWED = {"key_width": 4, "expansion": 2.0, "chunk": 8, "window": 5}
+_PLAIN = {"expansion": 2.0, "chunk": 8}
+
+# Options that make a mixer small; those of a family are under its name.
+OPTIONS = {
+  "atlas": {"memory": _MUON | _WINDOWED},
+  "atlas_pp": {"memory": _MUON | _WINDOWED},
+  "omeganet": {"memory": _WINDOWED},
+  "titans": {"memory": _PLAIN},
+  "titans_nomom": {"memory": _PLAIN},
+  "dla": {"memory": _PLAIN | {"key_width": 4}},
+  "swla": {"memory": _PLAIN | {"key_width": 4}},
+}
+
+
+def config_of(name: str, **changes) -> models.ModelConfig:
+  """A small model around one mixer."""
+  options = {
+    f"{branch}.{option}": value
+    for branch, values in OPTIONS.get(name, {}).items()
+    for option, value in values.items()
+  }
+  return configs.replace(BASE, {"mixer": name, **options, **changes})
+
+
+@functools.cache
+def mixer_of(name: str, **changes):
+  """A small mixer whose parameters are all somewhere in general."""
+  config = config_of(name, **changes)
+  return randomised(made(lambda rngs: REGISTRY[name].make(config, rngs)), 0.2)
+
+
+def inputs(length: int, batch: int = 2):
+  """Random inputs [B, T, D]."""
+  random = np.random.default_rng(2)
+  return jnp.asarray(random.standard_normal((batch, length, DIM)), jnp.float32)
+
+
+@jit
+def call(mixer, x, state=None, mask=None):
+  """A mixer's output; one function, so that equal shapes compile once."""
+  return mixer(x, state=state, mask=mask)
+
+
+@functools.partial(jit, static_argnames=("max_segments", "aligned"))
+def packed(mixer, x, segment_ids, max_segments=None, aligned=False):
+  """A mixer's output for documents."""
+  return mixer(
+    x, segment_ids=segment_ids, max_segments=max_segments, aligned=aligned
+  )
+
+
+@jit
+def step(mixer, x, state, valid=None):
+  """A mixer's step."""
+  return mixer.step(x, state, valid=valid)
+
+
+@jit
+def slopes(mixer, x, state=None):
+  """Gradients by parameter, input and state, and the outputs."""
+  leaves, tree = jax.tree.flatten(state)
+  floats = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
+  moved = [leaf for leaf, real in zip(leaves, floats, strict=True) if real]
+
+  def total(mixer, x, moved):
+    parts = iter(moved)
+    whole = [
+      next(parts) if real else leaf
+      for leaf, real in zip(leaves, floats, strict=True)
+    ]
+    out = mixer(x, state=tree.unflatten(whole))
+    return jnp.sum(jnp.sin(out.y.astype(jnp.float32))), out
+
+  return jax.grad(total, argnums=(0, 1, 2), has_aux=True)(mixer, x, moved)
+
+
+def sized(mixer, state, capacity: int):
+  """A state as it is from a call, a growing one with this room."""
+  state = mixer.unprepare(state)
+  if mixer.capacity(state) is None:
+    return state
+  return mixer.resize(state, capacity)
