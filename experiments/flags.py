@@ -85,10 +85,13 @@ def overrides(
 
 
 def resolve(
-  presets: Mapping[str, Callable[[], Config]],
+  presets: Mapping[str, Callable[..., Config]],
   flag_values: flags.FlagValues = flags.FLAGS,
 ) -> Config:
   """Returns the preset named by `--config` with the given flags laid over it.
+
+  A preset whose mixers are changed is asked for anew, with the new names: what
+  it says of the memory depends on them.
 
   Raises:
     UserError: No preset or an unknown one is named, or a value is wrong.
@@ -104,7 +107,15 @@ def resolve(
       f"unknown preset {name!r}{nearest or f'; there are {known}'}"
     )
   base = preset()
-  return config_lib.replace(base, overrides(type(base), flag_values))
+  given = overrides(type(base), flag_values)
+  mixers = {
+    field: given[f"model.{field}"]
+    for field in ("mixer", "pattern")
+    if f"model.{field}" in given
+  }
+  if mixers:
+    base = preset(**mixers)
+  return config_lib.replace(base, given)
 
 
 def run(main: Callable[[], Any]) -> None:

@@ -1,7 +1,7 @@
 """Language models built from memory blocks."""
 
 from atlas_jax.models.build import abstract, build, chunk_of
-from atlas_jax.models.config import MemoryOptions, ModelConfig
+from atlas_jax.models.config import AttentionOptions, MemoryOptions, ModelConfig
 from atlas_jax.models.language_model import (
   Hidden,
   LanguageModel,
@@ -14,6 +14,7 @@ from atlas_jax.models.size import Size, size
 
 __all__ = [
   "MIXERS",
+  "AttentionOptions",
   "Hidden",
   "LanguageModel",
   "LanguageState",

@@ -12,10 +12,11 @@ from atlas_jax.config import field
 from atlas_jax.errors import UserError
 from atlas_jax.layers.initial import Draws
 from atlas_jax.layers.mixer import Mixer
+from atlas_jax.models.attention_options import AttentionOptions
 from atlas_jax.models.options import MemoryOptions
 from atlas_jax.models.registry import REGISTRY, mixers_of
 
-__all__ = ["MemoryOptions", "ModelConfig"]
+__all__ = ["AttentionOptions", "MemoryOptions", "ModelConfig"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,7 @@ class ModelConfig:
     (), "Mixers that take turns, block by block, in place of `mixer`."
   )
   memory: MemoryOptions = MemoryOptions()
+  attention: AttentionOptions = AttentionOptions()
   dim: int = field(128, "Width of the residual stream; heads must divide it.")
   layers: int = field(4, "Blocks.")
   heads: int = field(

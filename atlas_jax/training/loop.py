@@ -13,6 +13,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from atlas_jax.errors import UserError
+from atlas_jax.models.config import ModelConfig
+from atlas_jax.models.matching import reference
+from atlas_jax.models.size import size
 from atlas_jax.training import checkpoint, identity, progress, writers
 from atlas_jax.training.config import ExperimentConfig
 from atlas_jax.training.heldout import evaluate, with_bytes
@@ -91,6 +94,7 @@ def train(
     task = task or make_task(config, home.path)
     mesh = make_mesh(*config.mesh.shape(jax.device_count()))
     program = make_program(task.build, config.train, mesh)
+    reporter.note(_parameters(config.model, task, program.parameters))
     known = home.read()
     record = identity.describe(
       config, task, program.parameters, init_from, known
@@ -141,6 +145,15 @@ def train(
     )
     stack.callback(loop.close)
     return loop.run(state)
+
+
+def _parameters(model: ModelConfig, task: Task, parameters: int) -> str:
+  """How many parameters there are, and how many in what they are matched to."""
+  text = f"{parameters:,} parameters"
+  if not model.match:
+    return text
+  other = size(reference(model), task.tokenizer.vocab_size).parameters
+  return f"{text} ({model.match} of the same sizes: {other:,})"
 
 
 class _NonFinite(Exception):

@@ -1,4 +1,8 @@
-"""Presets by name: one module per size, one preset per memory."""
+"""Presets by name: one module per size, one preset for some memories.
+
+With `--model.mixer=NAME` or `--model.pattern=NAME,NAME` a preset is of any
+other mixer of the registry.
+"""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -29,8 +33,9 @@ _SIZES = {
   "1b3": atlas_1b3,
 }
 
-PRESETS: Mapping[str, Callable[[], ExperimentConfig]] = {
-  _name(mixer, size): functools.partial(module.get, mixer)
+# Called with `mixer` or `pattern`, a preset is that of other mixers.
+PRESETS: Mapping[str, Callable[..., ExperimentConfig]] = {
+  _name(mixer, size): functools.partial(module.get, mixer=mixer)
   for size, module in _SIZES.items()
   for mixer in MIXERS
 }

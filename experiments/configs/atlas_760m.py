@@ -25,8 +25,16 @@ from atlas_jax.training.config import ExperimentConfig
 from experiments.configs.paper import paper_size
 
 
-def get(mixer: str = "atlas") -> ExperimentConfig:
-  """Returns the preset with the memory of this name in every block."""
+def get(
+  mixer: str = "atlas", pattern: tuple[str, ...] = ()
+) -> ExperimentConfig:
+  """Returns the preset with this mixer in every block, or these in turn."""
   return paper_size(
-    mixer, layers=24, dim=1536, heads=16, learning_rate=1.25e-3, tokens=30e9
+    mixer,
+    pattern,
+    layers=24,
+    dim=1536,
+    heads=16,
+    learning_rate=1.25e-3,
+    tokens=30e9,
   )

@@ -25,7 +25,10 @@ monomials of degree 2 (titans: as they are). Sizes, with bytes as tokens:
 
 from atlas_jax.data.config import DataConfig
 from atlas_jax.models.config import MemoryOptions, ModelConfig
+from atlas_jax.models.presets import MIXERS
+from atlas_jax.models.registry import mixers_of
 from atlas_jax.training.config import ExperimentConfig, TrainConfig
+from experiments.configs.paper import whole_turns
 
 # Short windows and one orthogonalised step a chunk: what a small model on a CPU
 # affords. Wider memories would be a quarter of its parameters.
@@ -35,18 +38,23 @@ _MUON = MemoryOptions(expansion=1.0, window=4, muon_every=64)
 _OPTIONS = {"atlas": _MUON, "atlas_pp": _MUON, "omeganet": _WINDOW}
 
 
-def get(mixer: str = "atlas") -> ExperimentConfig:
-  """Returns the preset with the memory of this name in every block."""
+def get(
+  mixer: str = "atlas", pattern: tuple[str, ...] = ()
+) -> ExperimentConfig:
+  """Returns the preset with this mixer in every block, or these in turn."""
+  deep = [name for name in mixers_of(mixer, pattern) if name in MIXERS]
+  options = _OPTIONS.get(deep[0], _MEMORY) if deep else MemoryOptions()
   return ExperimentConfig(
     model=ModelConfig(
       mixer=mixer,
-      layers=2,
+      pattern=pattern,
+      layers=whole_turns(2, mixer, pattern),
       dim=192,
       heads=3,
       mlp_hidden=768,
       # Activations of so short windows fit; computing them twice costs time.
       remat=False,
-      memory=_OPTIONS.get(mixer, _MEMORY),
+      memory=options if len(set(deep)) < 2 else _MEMORY,
     ),
     data=DataConfig(window=256, eval_windows=128),
     train=TrainConfig(

@@ -5,18 +5,30 @@ a training context of 4,096 tokens. The betas, the clip, the warm-up and the
 last learning rate are not stated there; those of `TrainConfig` and a warm-up of
 2 % of the steps are used. Activations are bfloat16; memories, norms and gates
 stay float32.
+
+Whatever the mixer, a model has as many parameters, within 2 %, as a
+transformer of these sizes whose SwiGLU is 8/3 as wide as the stream: the width
+of its own SwiGLU is chosen so.
 """
 
 from atlas_jax.data.config import DataConfig
 from atlas_jax.models.config import ModelConfig
+from atlas_jax.models.registry import mixers_of
 from atlas_jax.training.config import ExperimentConfig, TrainConfig
 
 _CONTEXT = 4096
 _BATCH = 128  # 524,288 tokens a step
 
 
+def whole_turns(layers: int, mixer: str, pattern: tuple[str, ...]) -> int:
+  """As many layers, or a few more, in which all mixers have equal turns."""
+  turn = len(mixers_of(mixer, pattern))
+  return -(-layers // turn) * turn
+
+
 def paper_size(
   mixer: str,
+  pattern: tuple[str, ...],
   *,
   layers: int,
   dim: int,
@@ -27,8 +39,8 @@ def paper_size(
   """One row of Table 7.
 
   Args:
-    mixer: The memory of every block, by its name in `ModelConfig.mixer`.
-    layers: Blocks.
+    mixer, pattern: The mixers of the blocks, as in `ModelConfig`.
+    layers: Blocks; rounded up to a multiple of the mixers that take turns.
     dim: Width of the residual stream.
     heads: Memories per block.
     learning_rate: Peak learning rate.
@@ -37,7 +49,13 @@ def paper_size(
   steps = round(tokens / (_BATCH * _CONTEXT))
   return ExperimentConfig(
     model=ModelConfig(
-      mixer=mixer, layers=layers, dim=dim, heads=heads, dtype="bfloat16"
+      mixer=mixer,
+      pattern=pattern,
+      layers=whole_turns(layers, mixer, pattern),
+      dim=dim,
+      heads=heads,
+      match="transformer",
+      dtype="bfloat16",
     ),
     data=DataConfig(window=_CONTEXT),
     train=TrainConfig(
