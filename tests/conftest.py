@@ -33,7 +33,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-  """Adds `--full` and `--data-root`."""
+  """Adds `--full`, `--data-root` and `--smollm2`."""
   parser.addoption(
     "--full",
     action="store_true",
@@ -43,6 +43,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     "--data-root",
     metavar="DIR",
     help="folder of real data for the tests that want it; without it they skip",
+  )
+  parser.addoption(
+    "--smollm2",
+    metavar="FILE",
+    help="run the tests of a real pretrained model: its GGUF file, or smollm2 "
+    "for that of the installed package; without it they skip",
   )
 
 

@@ -58,8 +58,10 @@ _FOLDS = (
 class HuggingFaceTokenizer(Tokenizer):
   """The tokens of a `tokenizer.json` file.
 
-  The end of a text is the usual special token (`<|endoftext|>`, `</s>` and the
-  like), or one id more where there is none.
+  The end of a text is the special token that the file names as `eos_token`, a
+  key that tokenizer files of GGUF origin have here (the format itself has
+  none); else the usual one (`<|endoftext|>`, `</s>` and the like), or one id
+  more where there is none.
   """
 
   def __init__(self, content: bytes, name: str):
@@ -78,6 +80,7 @@ class HuggingFaceTokenizer(Tokenizer):
       pieces, specials = _pieces(spec)
       byte_ids = _byte_ids(pieces)
       whole = len(byte_ids) == 256
+      end = _end_of_text(spec, specials)
       _neutralise(spec, folds=whole)
       core = tokenizers.Tokenizer.from_str(json.dumps(spec))
     except UserError:
@@ -88,7 +91,6 @@ class HuggingFaceTokenizer(Tokenizer):
         f"({type(error).__name__}: {error})"
       ) from error
     core.encode_special_tokens = True
-    end = next((specials[end] for end in _ENDS if end in specials), None)
     if end is None:
       end = len(pieces)
       pieces.append(b"")
@@ -190,6 +192,17 @@ def _pieces(spec: dict[str, Any]) -> tuple[list[bytes], dict[str, int]]:
   # An id that no token has is never encoded; it stands for nothing.
   size = max(values) + 1
   return [values.get(id_, b"") for id_ in range(size)], specials
+
+
+def _end_of_text(spec: dict[str, Any], specials: dict[str, int]) -> int | None:
+  """The id of the special token that ends a text; None: there is none.
+
+  Takes our own key out, which the library would refuse.
+  """
+  named = spec.pop("eos_token", None)
+  if named is not None:
+    return specials[named]
+  return next((specials[end] for end in _ENDS if end in specials), None)
 
 
 def _byte_ids(pieces: list[bytes]) -> dict[int, int]:

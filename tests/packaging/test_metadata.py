@@ -50,7 +50,7 @@ def test_every_supported_python_has_pins_that_setup_cfg_allows(version):
   options = setup()["options"]
   extras = setup()["options.extras_require"]
   wanted = [options["install_requires"], extras["dev"]]
-  wanted += [extras[name] for name in ("tb", "text", "plot", "export")]
+  wanted += [extras[name] for name in ("tb", "text", "plot", "export", "gguf")]
   for text in wanted:
     for name, requirement in requirements(text).items():
       if name != "atlas-jax":
@@ -115,10 +115,14 @@ def test_what_a_package_imports_at_the_top_is_required_by_the_core(package):
 BELOW = {
   "pallas_kernels": set(),
   "atlas_jax/memory": {"atlas_jax.errors", "pallas_kernels"},
+  "atlas_jax/attention": {"atlas_jax.errors", "atlas_jax.memory"},
+  "atlas_jax/recurrences": {"atlas_jax.errors", "atlas_jax.memory"},
   "atlas_jax/layers": {
+    "atlas_jax.attention",
     "atlas_jax.config",
     "atlas_jax.errors",
     "atlas_jax.memory",
+    "atlas_jax.recurrences",
     "pallas_kernels",
   },
   "atlas_jax/models": {
