@@ -171,9 +171,8 @@ def test_nothing_looks_ahead_and_rows_are_independent(name):
 
 @every_mixer
 def test_every_parameter_and_input_gets_a_finite_gradient(name):
-  mixer, x = mixer_of(name), inputs(LENGTH)
-  before = sized(mixer, call(mixer, inputs(5)[:, ::-1]).state, 8)
-  (by_parameter, by_input, _), out = slopes(mixer, x, before)
+  mixer, x = mixer_of(name), inputs(19)
+  (by_parameter, by_input, _), out = slopes(mixer, x)
   for path, leaf in jax.tree_util.tree_leaves_with_path(
     parameters(by_parameter)
   ):
@@ -187,7 +186,7 @@ def test_every_parameter_and_input_gets_a_finite_gradient(name):
     jnp.zeros_like(x),
     jnp.broadcast_to(huge[:, :1], x.shape),
   ):
-    grads, out = slopes(mixer, hostile, before)
+    grads, out = slopes(mixer, hostile)
     assert finite(out)
     assert finite(grads)
 
