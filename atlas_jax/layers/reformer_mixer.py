@@ -17,6 +17,7 @@ from atlas_jax.layers.arrangement import Arrangement
 from atlas_jax.layers.cached_mixer import CachedMixer, check_attention
 from atlas_jax.layers.initial import Source
 from atlas_jax.layers.linear import Linear
+from atlas_jax.layers.rms_norm import RMSNorm
 from atlas_jax.layers.rotary import rotate
 from atlas_jax.memory.config import state_dtype
 from atlas_jax.memory.numerics import unit
@@ -40,8 +41,10 @@ class ReformerMixer(CachedMixer):
     rounds: Hashes.
     hash_seed: Of the random rotations that make them.
     rope_base: Of the rotary embedding; 0: none, and no positions.
+    qk_norm: Normalises the queries of every head before all else.
     softmax_scale: Factor on q k; None: `K ** -0.5`.
     qk_epsilon: Length below which a key is not stretched to length 1.
+    norm_epsilon: Of the norm of queries.
     scale: Factor on all starting weights.
     output_scale: Further factor on those of the output projection.
     dtype: Type of activations and of the state. Softmax, hashes and rotations
@@ -64,8 +67,10 @@ class ReformerMixer(CachedMixer):
     rounds: int = 4,
     hash_seed: int = 0,
     rope_base: float = 10000.0,
+    qk_norm: bool = False,
     softmax_scale: float | None = None,
     qk_epsilon: float = 1e-6,
+    norm_epsilon: float = 1e-6,
     scale: float = 1.0,
     output_scale: float = 1.0,
     dtype: DTypeLike = jnp.float32,
@@ -99,6 +104,11 @@ class ReformerMixer(CachedMixer):
 
     self.query = linear(scale)
     self.value = linear(scale)
+    self.query_norm = (
+      RMSNorm(dim // heads, epsilon=norm_epsilon, param_dtype=param_dtype)
+      if qk_norm
+      else None
+    )
     self.output = linear(scale * output_scale)
 
   def init_state(self, batch: int) -> aa.Cache:
@@ -162,6 +172,8 @@ class ReformerMixer(CachedMixer):
     """Queries, and what is kept of the tokens."""
     split = (*x.shape[:2], self.heads, self.dim // self.heads)
     query = self.query(x).reshape(split)
+    if self.query_norm is not None:
+      query = self.query_norm(query)
     value = self.value(x).reshape(split)
     wide = query.astype(state_dtype(query.dtype))
     key = unit(wide, epsilon=self.qk_epsilon)
