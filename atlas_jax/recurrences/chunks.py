@@ -143,3 +143,13 @@ def check_shapes(
   for name, (array, shape) in shapes.items():
     if array is not None and array.shape != shape:
       raise UserError(f"{name} is {array.shape} but must be {shape}")
+
+
+def check_chunk(chunk: int) -> None:
+  """Refuses chunks without tokens.
+
+  Raises:
+    UserError: says how many there must be.
+  """
+  if chunk < 1:
+    raise UserError(f"chunk {chunk}: use 1 or more tokens")
