@@ -95,4 +95,19 @@ ENTRIES: Mapping[str, Entry] = {
     "S_t = θ_t S_(t-1) - η_t ∇‖M(k_t) - v_t‖²; M_t = α_t M_(t-1) + S_t",
     "arXiv 2501.00663, Eq. 13-14",
   ),
+  "titans_nomom": _entry(
+    "titans_nomom",
+    "M_t = α_t M_(t-1) - η_t ∇‖M(k_t) - v_t‖²",
+    f"{_ATLAS}, Table 1 (Titans-)",
+  ),
+  "dla": _entry(
+    "dla",
+    "M_t = α_t M_(t-1) + η_t ∇⟨M(φ(k_t)), v_t⟩",
+    f"{_ATLAS}, Eq. 19",
+  ),
+  "swla": _entry(
+    "swla",
+    "M_t = α_t M_(t-1) + η_t Σ_window γ_i ∇⟨M(φ(k_i)), v_i⟩",
+    f"{_ATLAS}, Eq. 20",
+  ),
 }

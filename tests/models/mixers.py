@@ -27,6 +27,10 @@ OPTIONS = {
   "titans_nomom": {"memory": _PLAIN},
   "dla": {"memory": _PLAIN | {"key_width": 4}},
   "swla": {"memory": _PLAIN | {"key_width": 4}},
+  "transformer": {"attention": {"kv_heads": 1, "persistent": 2}},
+  "swa": {"attention": {"window": 9, "persistent": 2}},
+  "longformer": {"attention": {"window": 9, "global_tokens": 3}},
+  "reformer": {"attention": {"buckets": 4, "rounds": 2}},
 }
 
 

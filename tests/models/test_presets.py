@@ -29,17 +29,63 @@ def test_mixers_are_rows_of_the_papers_table():
     )
     for name, m in MIXERS.items()
   }
-  scalar = "ScalarRetention"
+  scalar, descent = "ScalarRetention", "GradientDescent"
   assert rows == {
     "atlas": ("Polynomial", "MLP", "L2", "Muon", scalar, 16),
     "atlas_pp": ("Polynomial", "GatedMLP", "L2", "Muon", scalar, 16),
-    "omeganet": ("Polynomial", "MLP", "L2", "GradientDescent", scalar, 16),
+    "omeganet": ("Polynomial", "MLP", "L2", descent, scalar, 16),
     "titans": ("Identity", "MLP", "L2", "Momentum", scalar, 1),
-    "titans_nomom": ("Identity", "MLP", "L2", "GradientDescent", scalar, 1),
-    "dla": ("Polynomial", "MLP", "DotProduct", "GradientDescent", scalar, 1),
-    "swla": ("Polynomial", "MLP", "DotProduct", "GradientDescent", scalar, 2),
+    "titans_nomom": ("Identity", "MLP", "L2", descent, scalar, 1),
+    "dla": ("Polynomial", "MLP", "DotProduct", descent, scalar, 1),
+    "swla": ("Polynomial", "MLP", "DotProduct", descent, scalar, 2),
+    "ttt_linear": ("Identity", "MLP", "L2", descent, "NoRetention", 1),
+    "ttt_mlp": ("Identity", "MLP", "L2", descent, "NoRetention", 1),
+    "moneta": ("Identity", "MLP", "Lp", descent, "LqRetention", 1),
+    "yaad": ("Identity", "MLP", "SwitchedHuber", descent, scalar, 1),
+    "memora": ("Identity", "MLP", "L2", descent, "KLRetention", 1),
+    "lact": (
+      "Identity",
+      "GatedMLP",
+      "DotProduct",
+      "ChunkMuon",
+      "WeightNorm",
+      1,
+    ),
   }
   assert MIXERS["atlas"].entries(64, 64)["in"].shape == (256, 153)
+
+
+def test_test_time_training_is_as_published():
+  """Chunks of 16, an inner norm and biases, half the square, the mean step."""
+  for name, hidden in (("ttt_linear", None), ("ttt_mlp", 256)):
+    ttt = MIXERS[name]
+    assert (ttt.chunk, ttt.network.layer_norm, ttt.network.residual) == (
+      *(16, True, True),
+    )
+    assert ttt.rate_by_position
+    assert ttt.objective == am.L2(factor=0.5)
+    table = ttt.entries(64, 64)
+    if hidden is None:
+      assert table["out"].shape == (64, 65)
+    else:
+      assert table["in"].shape == (hidden, 65)
+      assert table["out"].shape == (64, hidden + 1)
+
+
+def test_lact_has_large_chunks_and_is_read_before_they_are_written():
+  lact = MIXERS["lact"]
+  assert (lact.chunk, lact.read) == (2048, "start")
+  table = lact.entries(64, 64)
+  assert {name: entry.shape for name, entry in table.items()} == {
+    "in": (64, 64),
+    "gate": (64, 64),
+    "out": (64, 64),
+  }
+
+
+def test_the_powers_of_moneta_are_three_and_four():
+  moneta = MIXERS["moneta"]
+  assert (moneta.objective.power, moneta.retention.power) == (3, 4)
 
 
 def test_without_options_a_memory_is_its_mixers():
@@ -77,6 +123,9 @@ def test_every_option_changes_the_memory():
   needs = {
     "huber_delta": {"objective": "huber"},
     "decay_groups": {"retention": "channel"},
+    "lp_power": {"objective": "lp"},
+    "lq_power": {"retention": "lq"},
+    "rate_by_position": {"optimizer": "gd"},
   }
   names = {spec.name for spec in dataclasses.fields(models.MemoryOptions)}
   assert names == given.keys() | needs.keys()
@@ -86,6 +135,10 @@ def test_every_option_changes_the_memory():
   assert memory(
     retention="channel", decay_groups=2
   ).retention == am.ChannelRetention(2)
+  assert memory(objective="lp", lp_power=2.5).objective == am.Lp(2.5)
+  chosen = memory("titans", retention="lq", lq_power=3.0, decay_groups=2)
+  assert chosen.retention == am.LqRetention(3.0, groups=2)
+  assert memory(optimizer="gd", rate_by_position=True).rate_by_position
 
 
 def test_zero_means_none():
