@@ -24,7 +24,7 @@ from atlas_jax.memory.coefficients import (
   momentum_rate,
   overlap,
 )
-from atlas_jax.memory.dual import capped
+from atlas_jax.memory.dual import handed_on
 from atlas_jax.memory.factors import Carry, Tokens, factors, prepare
 from atlas_jax.memory.numerics import matmul
 
@@ -62,7 +62,7 @@ def token_scan(
     factor = factors(memory, shared, weights, keys, values)
     gamma = gate.window[::-1] * real
     growth = matmul(
-      (gate.rate * gamma)[None], overlap(memory, shared, table, factor, factor)
+      (gate.rate * gamma)[None], overlap(shared, table, factor, factor)
     )[0]
     budget = jnp.maximum(1.0, jnp.max(growth * real))
     share = momentum_rate(memory, gate) * gamma / budget
@@ -72,7 +72,7 @@ def token_scan(
       momentum = {**momentum, name: kept + gradient}
       left = jnp.exp(gate.log_decay[0]) * weights[name]
       weights = {**weights, name: left - momentum[name]}
-    weights = bounds.cap_weights(bound, weights)
+    weights = bounds.cap_weights(bound, weights, memory.retention)
     momentum = bounds.cap_momentum(bound, momentum, width)
     y = memory.network.apply(
       lambda name, x: matmul(x, weights[name].T),
@@ -142,7 +142,9 @@ def materialised(
       every[name] = start - through * carry.momentum[name][None] - written
       momentum[name] = c.momentum_start[-1] * carry.momentum[name] + own[-1]
     weights = {name: w[-1] for name, w in every.items()}
-    weights, momentum = capped(memory, weights, momentum, value.shape[-1])
+    weights, momentum = handed_on(
+      memory, shared, weights, momentum, value.shape[-1]
+    )
     every = {
       name: jnp.concatenate([w[:-1], weights[name][None]])
       for name, w in every.items()

@@ -12,12 +12,26 @@ from atlas_jax.memory.features import Identity, Polynomial
 from atlas_jax.memory.gates import Gates
 from atlas_jax.memory.networks import MLP, GatedMLP, Matrix
 from atlas_jax.memory.newton_schulz import newton_schulz
-from atlas_jax.memory.objectives import L2, DotProduct, Huber
-from atlas_jax.memory.optimizers import GradientDescent, Momentum, Muon
+from atlas_jax.memory.objectives import (
+  L2,
+  DotProduct,
+  Huber,
+  Lp,
+  SwitchedHuber,
+)
+from atlas_jax.memory.optimizers import (
+  ChunkMuon,
+  GradientDescent,
+  Momentum,
+  Muon,
+)
 from atlas_jax.memory.retention import (
   ChannelRetention,
+  KLRetention,
+  LqRetention,
   NoRetention,
   ScalarRetention,
+  WeightNorm,
 )
 from atlas_jax.memory.state import MemoryState, init_state, norm, reset
 from atlas_jax.memory.stream import Output, apply
@@ -28,12 +42,16 @@ __all__ = [
   "UNBOUNDED",
   "Bound",
   "ChannelRetention",
+  "ChunkMuon",
   "DotProduct",
   "GatedMLP",
   "Gates",
   "GradientDescent",
   "Huber",
   "Identity",
+  "KLRetention",
+  "Lp",
+  "LqRetention",
   "Matrix",
   "Memory",
   "MemoryState",
@@ -43,6 +61,8 @@ __all__ = [
   "Output",
   "Polynomial",
   "ScalarRetention",
+  "SwitchedHuber",
+  "WeightNorm",
   "apply",
   "init_params",
   "init_state",

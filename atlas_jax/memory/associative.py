@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 from atlas_jax.memory import gates
 from atlas_jax.memory.coefficients import Coefficients, momentum_rate
 from atlas_jax.memory.config import Memory
-from atlas_jax.memory.dual import block_rates, capped
-from atlas_jax.memory.factors import Carry, Factors
+from atlas_jax.memory.dual import block_rates, handed_on
+from atlas_jax.memory.factors import Carry, Factors, Weights, working
 from atlas_jax.memory.networks import Entry
 from atlas_jax.memory.newton_schulz import newton_schulz
 from atlas_jax.memory.numerics import matmul
@@ -25,31 +25,33 @@ def associative(
   shared,
   table: dict[str, Entry],
   carry: Carry,
+  frozen: Weights,
   gate: gates.Gates,
   factor: Factors,
   c: Coefficients,
 ):
   """State after the chunk, and the read-out at every token's weights."""
-  every_token, momentum = {}, {}
+  every_token, stored, momentum = {}, {}, {}
   for name, entry in table.items():
     features = entry.lift.map(factor.x[name], shared["features"])
     gradient = factor.u[name][:, :, None] * features[:, None, :]
-    every_token[name], momentum[name] = _matrix(
+    kept, moved, momentum[name] = _matrix(
       memory, carry, name, gate, gradient, c
     )
+    stored[name] = kept[-1] * carry.weights[name] - moved[-1]
+    scale = memory.retention.write_scale(carry.weights[name])
+    every_token[name] = kept * frozen[name][None] - scale * moved
   if not memory.has_momentum:
     momentum = {}
-  weights, momentum = capped(
-    memory,
-    {name: w[-1] for name, w in every_token.items()},
-    momentum,
-    carry.tail_value.shape[-1],
+  weights, momentum = handed_on(
+    memory, shared, stored, momentum, carry.tail_value.shape[-1]
   )
+  last = working(memory, weights)
   for name, w in every_token.items():
     if memory.read == "before":
-      w = jnp.concatenate([carry.weights[name][None], w[:-1]])
+      w = jnp.concatenate([frozen[name][None], w[:-1]])
     else:
-      w = jnp.concatenate([w[:-1], weights[name][None]])
+      w = jnp.concatenate([w[:-1], last[name][None]])
     every_token[name] = w
 
   def linear(name: str, x: Array) -> Array:
@@ -66,8 +68,13 @@ def _matrix(
   gate: gates.Gates,
   gradient: Float[Array, "t n d"],
   c: Coefficients,
-) -> tuple[Float[Array, "b n d"], Float[Array, "n d"] | None]:
-  """One matrix at every token, and its last momentum."""
+) -> tuple[
+  Float[Array, "b n #d"], Float[Array, "b n d"], Float[Array, "n d"] | None
+]:
+  """Kept fractions and moves of one matrix at every token, and its momentum.
+
+  The weights are what is kept of those at the chunk's start, less the move.
+  """
   start = carry.weights[name]
   window = gates.window_matrix(gate.window, carry.seen)
   summed = matmul(window, gradient.reshape(gradient.shape[0], -1))
@@ -75,16 +82,16 @@ def _matrix(
   decay = _row_decay(memory, gate, start.shape[0])
   keep = jnp.exp(jnp.maximum(gate.log_momentum, gates.LOWEST_LOG))
   keep = keep[:, None, None]
-  scale = c.scale[:, None, None]
+  share = (c.position / c.scale)[:, None, None]
   if not memory.has_momentum:
     own = gate.rate[:, None, None] * summed
     kept, written = _recur(decay, own)
-    return kept * start[None] - written / scale, None
+    return kept, share * written, None
   if memory.orthogonalises:
     kept, s = _recur(keep, summed)
     s = s + kept * carry.momentum[name][None]
     kept, written = _recur(decay, _muon_steps(memory, gate, c, s))
-    return kept * start[None] - written, s[-1]
+    return kept, written, s[-1]
   own = momentum_rate(memory, gate)[:, None, None] * summed
   kept, s_own = _recur(keep, own)
   s_start = kept * carry.momentum[name][None]
@@ -92,8 +99,7 @@ def _matrix(
   # apart from what the chunk found.
   kept, written = _recur(decay, s_own)
   _, carried = _recur(decay, s_start)
-  w = kept * start[None] - carried - written / scale
-  return w, (s_start + s_own / scale)[-1]
+  return kept, carried + share * written, (s_start + share * s_own)[-1]
 
 
 def _recur(

@@ -13,6 +13,8 @@ The bound has four parts, each a field of `Bound`:
    `s_t = max_{i <= t} (E G)[t, i]`;
 4. at the end of a chunk a matrix longer than `weight_cap sqrt(min(shape))` is
    scaled back to that length, and a momentum longer than `tau` likewise.
+   (`weight_cap` is in units of the length before training; where a retention
+   starts from other lengths, so does the cap.)
 
 Muon's step has bounded length, so it takes part 4 only. The dot product
 has no curvature and takes no budget.
@@ -35,6 +37,7 @@ from jaxtyping import Array, Float
 from atlas_jax.errors import UserError
 from atlas_jax.memory import checks
 from atlas_jax.memory.numerics import cap_norm, matmul, safe_norm
+from atlas_jax.memory.retention import Retention
 
 # Errors shorter than this no longer count with full weight in the budget, so
 # that its slope stays moderate where a token is remembered perfectly.
@@ -105,30 +108,36 @@ def gain(
   return safe_norm(u, -1)[..., 0] / floored
 
 
-def budget_scale(
+def growth(
   written: Float[Array, "b t"],
   overlap: Float[Array, "t t"],
   reach: Float[Array, "b t"],
 ) -> Float[Array, "b"]:
-  """`max(1, s_t)` with `s_t = max over reached tokens i of (E G)[t, i]`.
+  """`s_t = max over reached tokens i of (E G)[t, i]`.
 
   Args:
     written: E, the write gates accumulated up to each token.
     overlap: G.
     reach: 1 where token t may see column i, else 0.
   """
-  growth = matmul(written, overlap) * reach
-  return jnp.maximum(1.0, jnp.max(growth, axis=-1))
+  return jnp.max(matmul(written, overlap) * reach, axis=-1)
 
 
-def cap_weights(bound: Bound, weights: dict[str, Array]) -> dict[str, Array]:
-  """Part 4 for weights [n, d], matrix by matrix."""
+def cap_weights(
+  bound: Bound,
+  weights: dict[str, Array],
+  retention: Retention,
+) -> dict[str, Array]:
+  """Part 4 for weights [n, d], as they are stored, matrix by matrix."""
   if bound.weight_cap is None:
     return weights
-  return {
-    name: cap_norm(w, bound.weight_cap * math.sqrt(min(w.shape)), (-2, -1))
-    for name, w in weights.items()
-  }
+  units = bound.weight_cap
+
+  def cap(w: Array) -> Array:
+    usual = retention.start_scale(w.shape) * math.sqrt(w.size)
+    return cap_norm(w, units * usual, (-2, -1))
+
+  return {name: cap(w) for name, w in weights.items()}
 
 
 def cap_momentum(

@@ -13,6 +13,8 @@ and a query is read without ever forming W_t (`dual`):
   W_t map(q) = aa_t W_0 map(q) - f_t S_0 map(q) - sum_i C[t, i] k(q, x_i) u_i.
 
 Muon's step is not linear in S, so one matrix per orthogonalised step is formed.
+A chunk that steps only once is simpler (`large_chunk`). Where the retention
+stores something else than the weights, W_0 above are those it stands for.
 Everything here is matmuls, iota masks and elementwise functions.
 """
 
@@ -23,7 +25,8 @@ from atlas_jax.memory.associative import associative
 from atlas_jax.memory.coefficients import coefficients
 from atlas_jax.memory.config import Memory
 from atlas_jax.memory.dual import dual, dual_muon
-from atlas_jax.memory.factors import Carry, Tokens, factors
+from atlas_jax.memory.factors import Carry, Tokens, factors, working
+from atlas_jax.memory.large_chunk import large_chunk
 
 
 def chunk(
@@ -33,7 +36,8 @@ def chunk(
 
   Args:
     memory: the memory's value.
-    shared: prepared outer parameters (`prepare`).
+    shared: prepared outer parameters (`prepare`), with those of the head
+      (`prepare_heads`).
     carry: state at the chunk's start.
     tokens: one chunk of inputs in the state's type.
     form: "dual" or "associative" (same numbers; the latter materialises every
@@ -49,15 +53,22 @@ def chunk(
   if tail:  # a kernel knows no empty arrays
     keys = jnp.concatenate([carry.tail_key, keys])
     values = jnp.concatenate([carry.tail_value, values])
-  factor = factors(memory, shared, carry.weights, keys, values)
-  c = coefficients(memory, shared, table, tokens.gates, carry.seen, factor)
-  if form == "associative":
-    run = associative
+  gate = tokens.gates
+  frozen = working(memory, carry.weights)
+  factor = factors(memory, shared, frozen, keys, values, gate.threshold)
+  if memory.steps_once:
+    weights, momentum, linear = large_chunk(
+      memory, shared, table, carry, gate, factor
+    )
   else:
-    run = dual_muon if memory.orthogonalises else dual
-  weights, momentum, linear = run(
-    memory, shared, table, carry, tokens.gates, factor, c
-  )
+    c = coefficients(memory, shared, table, gate, carry.seen, factor)
+    if form == "associative":
+      run = associative
+    else:
+      run = dual_muon if memory.orthogonalises else dual
+    weights, momentum, linear = run(
+      memory, shared, table, carry, frozen, gate, factor, c
+    )
   y = memory.network.apply(linear, tokens.query, memory.features, shared)
   after = carry._replace(weights=weights, momentum=momentum)
   if tail:

@@ -29,6 +29,7 @@ class Coefficients(NamedTuple):
     weight_start: share of W_0 in W_t, per decay group.
     weight_momentum: share of S_0 in W_t, per decay group (f).
     decay: products of decays between two tokens, per decay group.
+    position: what `rate_by_position` multiplies A and C by (already done).
     scale: what the bound's budget divides A and C by (already done).
   """
 
@@ -38,6 +39,7 @@ class Coefficients(NamedTuple):
   weight_start: Float[Array, "g b"]
   weight_momentum: Float[Array, "g b"]
   decay: Float[Array, "g b b"]
+  position: Float[Array, "b"]
   scale: Float[Array, "b"]
 
 
@@ -71,8 +73,14 @@ def coefficients(
     momentum_start = jnp.zeros_like(gate.rate)
     weight_momentum = jnp.zeros_like(weight_start)
   weight = matmul(decay, momentum)
+  position = jnp.ones_like(gate.rate)
+  if memory.rate_by_position:
+    position = position_factors(shared["position"])
+    momentum = position[:, None] * momentum
+    weight = position[None, :, None] * weight
   if has_budget(memory):
-    scale = _budget(memory, shared, table, gate.rate, window, seen, factor)
+    growth = _growth(memory, shared, table, gate.rate, window, seen, factor)
+    scale = jnp.maximum(1.0, position * growth)
     momentum = momentum / scale[:, None]
     weight = weight / scale[None, :, None]
   else:
@@ -84,17 +92,22 @@ def coefficients(
     weight_start,
     weight_momentum,
     decay,
+    position,
     scale,
   )
+
+
+def position_factors(learned: Float[Array, "b"]) -> Float[Array, "b"]:
+  """`max(0, 1 / i + p_i)` for the i-th token of a chunk, from 1 on."""
+  place = jax.lax.broadcasted_iota(learned.dtype, (1, *learned.shape), 1)[0]
+  return jnp.maximum(1.0 / (place + 1.0) + learned, 0.0)
 
 
 def has_budget(memory: Memory) -> bool:
   """Whether the summed step of a chunk is limited (see `bounds`)."""
   bound = memory.bound
   limited = bound is not None and bound.budget is not None
-  return (
-    limited and not memory.orthogonalises and memory.objective.curvature > 0
-  )
+  return limited and not memory.orthogonalises and memory.objective.curved
 
 
 def momentum_rate(memory: Memory, gate: gates.Gates) -> Float[Array, "b"]:
@@ -104,39 +117,37 @@ def momentum_rate(memory: Memory, gate: gates.Gates) -> Float[Array, "b"]:
   return gate.rate * (1.0 - jnp.exp(gate.log_momentum))
 
 
-def _budget(
+def _growth(
   memory, shared, table, rate, window, seen, factor
 ) -> Float[Array, "b"]:
-  """The factor `max(1, s_t)` of every row, see `bounds`."""
+  """`s_t` of every row, see `bounds`."""
   size, columns = window.shape
   written = matmul(
     gates.lower_triangle(size, rate.dtype), rate[:, None] * window
   )
   if memory.bound.budget == "diagonal":
-    own = own_overlap(memory, shared, table, factor)
-    return jnp.maximum(1.0, matmul(written, own[:, None])[:, 0])
-  pairs = overlap(memory, shared, table, factor, factor)
+    own = own_overlap(shared, table, factor)
+    return matmul(written, own[:, None])[:, 0]
+  pairs = overlap(shared, table, factor, factor)
   # Token t may see every filled column up to its own, which is t + tail.
   tail = columns - size
   row = jax.lax.broadcasted_iota(jnp.int32, (size, columns), 0)
   column = jax.lax.broadcasted_iota(jnp.int32, (size, columns), 1)
   reach = (column <= row + tail) & (column >= tail - seen)
-  return bounds.budget_scale(written, pairs, reach.astype(rate.dtype))
+  return bounds.growth(written, pairs, reach.astype(rate.dtype))
 
 
-def own_overlap(memory, shared, table, factor: Factors) -> Float[Array, "t"]:
+def own_overlap(shared, table, factor: Factors) -> Float[Array, "t"]:
   """The diagonal of `overlap`."""
   total = jnp.zeros_like(factor.clip)
   for name, entry in table.items():
     features = entry.lift.map(factor.x[name], shared["features"])
     length = safe_norm(features, -1)[..., 0] * factor.gain[name]
     total = total + jnp.square(length)
-  return memory.objective.curvature * factor.clip * total
+  return factor.stiffness * total
 
 
-def overlap(
-  memory, shared, table, one: Factors, two: Factors
-) -> Float[Array, "n t"]:
+def overlap(shared, table, one: Factors, two: Factors) -> Float[Array, "n t"]:
   """`G[i, j]`: how much a unit write at token i can move token j's error.
 
   For every matrix the products of the tokens' features, times the sizes of
@@ -148,5 +159,5 @@ def overlap(
     kernel = entry.lift.kernel(one.x[name], two.x[name], shared["features"])
     gains = one.gain[name][:, None] * two.gain[name][None, :]
     total = total + jnp.abs(kernel) * gains
-  clip = jnp.sqrt(one.clip)[:, None] * jnp.sqrt(two.clip)[None, :]
-  return memory.objective.curvature * clip * total
+  root = jnp.sqrt(one.stiffness)[:, None] * jnp.sqrt(two.stiffness)[None, :]
+  return root * total

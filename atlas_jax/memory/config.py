@@ -14,7 +14,12 @@ from atlas_jax.memory.bounds import UNBOUNDED, Bound
 from atlas_jax.memory.features import Features, Polynomial
 from atlas_jax.memory.networks import MLP, Entry, Matrix, Network
 from atlas_jax.memory.objectives import L2, Objective
-from atlas_jax.memory.optimizers import GradientDescent, Muon, Optimizer
+from atlas_jax.memory.optimizers import (
+  ChunkMuon,
+  GradientDescent,
+  Muon,
+  Optimizer,
+)
 from atlas_jax.memory.retention import Retention, ScalarRetention
 
 
@@ -35,8 +40,13 @@ class Memory:
     window: tokens whose objective is summed at each step (c of the paper), the
       current one included; may exceed the chunk.
     chunk: tokens that share the weights at which gradients are taken (b).
-    read: read with the weights "after" the token's own write, or "before".
+    read: read with the weights "after" the token's own write, "before" it, or,
+      with `ChunkMuon` only, with those of the chunk's "start".
     bound: what keeps the descent finite; None leaves the bare equations.
+    rate_by_position: what a chunk has written up to its i-th token counts
+      `max(0, 1 / i + p_i)` times there and, at the chunk's end, for good; p is
+      learned and starts at 0, so that a chunk takes the mean of its steps (TTT,
+      arXiv 2407.04620). Plain descent only.
   """
 
   features: Features = Polynomial(degree=2, key_width=16)
@@ -46,8 +56,9 @@ class Memory:
   retention: Retention = ScalarRetention()
   window: int = 16
   chunk: int = 64
-  read: Literal["after", "before"] = "after"
+  read: Literal["after", "before", "start"] = "after"
   bound: Bound | None = Bound()
+  rate_by_position: bool = False
 
   def __post_init__(self):
     checks.part("features", self.features, Features)
@@ -58,12 +69,42 @@ class Memory:
     checks.part("bound", self.bound, Bound | None)
     checks.count("window", self.window, " tokens")
     checks.count("chunk", self.chunk, " tokens")
-    if self.read not in ("after", "before"):
-      raise UserError(f"read {self.read!r}: use after or before")
+    if self.read not in ("after", "before", "start"):
+      raise UserError(f"read {self.read!r}: use after, before or start")
     if isinstance(self.optimizer, Muon) and self.chunk % self.optimizer.every:
       raise UserError(
         f"muon every {self.optimizer.every} does not divide the chunk "
         f"{self.chunk}: use a divisor of it"
+      )
+    self._check_combination()
+
+  def _check_combination(self) -> None:
+    """Refuses parts that do not go together."""
+    if self.steps_once and (self.window > 1 or self.read != "start"):
+      raise UserError(
+        "one step per chunk needs a window of 1 and reading at the start: set "
+        "window to 1 and read to start"
+      )
+    if self.read == "start" and not self.steps_once:
+      raise UserError(
+        "reading at the chunk's start is for one step per chunk: set read to "
+        "after, or the optimizer to ChunkMuon"
+      )
+    if self.objective.gated and self.window > 1:
+      raise UserError(
+        f"an objective with a threshold for each token needs a window of 1, "
+        f"not {self.window}: set window to 1"
+      )
+    if self.orthogonalises and not self.retention.linear:
+      raise UserError(
+        f"{type(self.retention).__name__} does not go with Muon: use another "
+        "retention, or gradient descent or momentum"
+      )
+    plain = isinstance(self.optimizer, GradientDescent)
+    if self.rate_by_position and not plain:
+      raise UserError(
+        "rate_by_position is for plain descent: set it to false, or the "
+        "optimizer to GradientDescent"
       )
 
   @property
@@ -72,13 +113,18 @@ class Memory:
 
   @property
   def orthogonalises(self) -> bool:
-    return isinstance(self.optimizer, Muon)
+    return isinstance(self.optimizer, (Muon, ChunkMuon))
+
+  @property
+  def steps_once(self) -> bool:
+    """Whether a chunk takes one step at its end, with rates by matrix."""
+    return isinstance(self.optimizer, ChunkMuon)
 
   @property
   def muon(self) -> Muon:
     """The optimizer, where it is Muon."""
     if not isinstance(self.optimizer, Muon):
-      raise TypeError(f"{self.optimizer} does not orthogonalise")
+      raise TypeError(f"{self.optimizer} takes no steps inside a chunk")
     return self.optimizer
 
   @property
@@ -129,17 +175,19 @@ def init_params(
   """Outer parameters of a memory: start weights and feature parameters.
 
   Returns:
-    `start`: every matrix's learned initial weights [H, rows, features];
-    `features`: the feature map's parameters, shared by the heads; `norm`: scale
-    and offset [V] of the layer norm inside, if the network has one.
+    `start`: every matrix's learned initial weights [H, rows, features], as they
+    are stored (see `retention`); `features`: the feature map's parameters,
+    shared by the heads; `norm`: scale and offset [H, V] of the layer norm
+    inside, if the network has one; `position`: the learned part [chunk] of
+    `rate_by_position`, if there is one.
   """
   feature_key, start_key = jax.random.split(key)
   table = memory.entries(key_width, value_width)
   start = {}
   for name, entry in table.items():
     start_key, use = jax.random.split(start_key)
-    # Singular values near one, well inside the cap of `bounds.Bound`.
-    scale = max(entry.shape) ** -0.5
+    # Well inside the cap of `bounds.Bound`.
+    scale = memory.retention.start_scale(entry.shape)
     start[name] = scale * jax.random.normal(use, (heads, *entry.shape), dtype)
   params = {
     "start": start,
@@ -147,9 +195,11 @@ def init_params(
   }
   if not isinstance(memory.network, Matrix) and memory.network.layer_norm:
     params["norm"] = {
-      "scale": jnp.ones((value_width,), dtype),
-      "offset": jnp.zeros((value_width,), dtype),
+      "scale": jnp.ones((heads, value_width), dtype),
+      "offset": jnp.zeros((heads, value_width), dtype),
     }
+  if memory.rate_by_position:
+    params["position"] = jnp.zeros((memory.chunk,), dtype)
   return params
 
 

@@ -9,8 +9,15 @@ from jaxtyping import Array, Bool, Float
 from atlas_jax.errors import UserError
 from atlas_jax.memory import dispatch
 from atlas_jax.memory import step as steps
+from atlas_jax.memory.chunk import chunk
 from atlas_jax.memory.config import Memory
-from atlas_jax.memory.factors import prepare
+from atlas_jax.memory.factors import (
+  Carry,
+  Tokens,
+  plain,
+  prepare,
+  prepare_heads,
+)
 from atlas_jax.memory.gates import Gates
 from atlas_jax.memory.state import MemoryState, Pending, check_state, norm
 from atlas_jax.memory.step import Head
@@ -75,8 +82,9 @@ def step(
     valid.reshape(-1, *[1] * (x.ndim - 1)), x.astype(dtype), 0.0
   )
   tokens = jax.tree.map(keep, tokens)
-  shared = prepare(memory, params, key.shape[-1], dtype)
-  state, y, loss = _step(memory, shared, state, *tokens, valid=valid)
+  over_heads = _over_heads(memory, params, key.shape[-1], dtype)
+  one = _step_of_large_chunk if memory.steps_once else _step
+  state, y, loss = one(memory, over_heads, state, *tokens, valid=valid)
   return Output(y.astype(value.dtype), state, loss, norm(state.weights))
 
 
@@ -84,12 +92,15 @@ def with_cache(
   memory: Memory, params: dict[str, Any], state: MemoryState
 ) -> MemoryState:
   """Derives what `step` needs from a state, by replaying its open chunk."""
+  if memory.steps_once:
+    # Nothing is read from the open chunk before it is whole.
+    return state._replace(cache=())
   dtype = state.tail_key.dtype
-  shared = prepare(memory, params, state.tail_key.shape[-1], dtype)
+  over_heads = _over_heads(memory, params, state.tail_key.shape[-1], dtype)
   pending, count = state.pending, state.count
   empty = jax.tree.map(jnp.zeros_like, pending)
   state = state._replace(pending=empty, count=jnp.zeros_like(count))
-  start = _over_heads(lambda head: steps.start_cache(memory, shared, head))
+  start = over_heads(steps.start_cache)
   state = state._replace(cache=start(_heads(state)))
   slots = pending.key.shape[1]
   if not slots:
@@ -99,7 +110,7 @@ def with_cache(
     index, key, value, gates = token
     query = jnp.zeros_like(key)
     state, _, _ = _step(
-      memory, shared, state, query, key, value, gates, index < count
+      memory, over_heads, state, query, key, value, gates, index < count
     )
     return state, None
 
@@ -115,19 +126,15 @@ def without_cache(state: MemoryState) -> MemoryState:
   return state._replace(cache=None)
 
 
-def _step(memory: Memory, shared, state, query, key, value, gates, valid):
+def _step(memory: Memory, over_heads, state, query, key, value, gates, valid):
   """One token per valid row, with chunk and block ends for the whole batch.
 
   The conditions are outside of the loop over rows: inside, both branches would
   run and rewrite all weights at every token.
   """
   before = _heads(state)
-  write = _over_heads(
-    lambda head, *token: steps.write_token(memory, shared, head, *token)
-  )
-  read = _over_heads(
-    lambda head, query: steps.read_token(memory, shared, head, query)
-  )
+  write = over_heads(steps.write_token)
+  read = over_heads(steps.read_token)
   if memory.read == "before":
     y = read(before, query)
   heads = write(before, key, value, gates)
@@ -135,7 +142,7 @@ def _step(memory: Memory, shared, state, query, key, value, gates, valid):
   count = state.count + valid.astype(jnp.int32)
   if memory.orthogonalises:
     at_end = valid & (count % memory.muon.every == 0)
-    block = _over_heads(lambda head: steps.orthogonalised(memory, shared, head))
+    block = over_heads(steps.orthogonalised)
     heads = jax.lax.cond(
       jnp.any(at_end),
       lambda h: _where(at_end, block(h), h),
@@ -149,12 +156,8 @@ def _step(memory: Memory, shared, state, query, key, value, gates, valid):
   loss = jnp.take_along_axis(heads.cache.factor.loss, here, axis=2)[..., 0]
 
   full = valid & (count == memory.chunk)
-  advance = _over_heads(
-    lambda head, key, value: steps.next_chunk(memory, shared, head, key, value)
-  )
-  reread = _over_heads(
-    lambda head, query: steps.read_weights(memory, shared, head, query)
-  )
+  advance = over_heads(steps.next_chunk)
+  reread = over_heads(steps.read_weights)
 
   def end_chunk(heads, y):
     after = advance(heads, key, value)
@@ -165,13 +168,70 @@ def _step(memory: Memory, shared, state, query, key, value, gates, valid):
   heads, y = jax.lax.cond(
     jnp.any(full), end_chunk, lambda heads, y: (heads, y), heads, y
   )
-  pending = _put_gates(state.pending.gates, gates, state.count, valid, full)
+  pending = _put(state.pending.gates, gates, state.count, valid, full)
   silent = lambda x: _where(valid, x, jnp.zeros_like(x))
   return _state(heads, pending), silent(y), silent(loss)
 
 
-def _put_gates(pending: Gates, gates: Gates, count, valid, full) -> Gates:
-  """The chunk's gates with the new token's, or none after a full chunk."""
+def _step_of_large_chunk(
+  memory: Memory, over_heads, state, query, key, value, gates, valid
+):
+  """As `_step`, where a chunk is read at its start and written at its end."""
+  heads = _heads(state)
+  y, loss = over_heads(_read_and_judge)(heads, query, key, value)
+  count = state.count + valid.astype(jnp.int32)
+  full = valid & (count == memory.chunk)
+  write = over_heads(_write_chunk)
+
+  def end_chunk(heads: Head) -> Head:
+    # The newest token has no slot: it comes after the full buffer.
+    by_head = lambda x: jnp.moveaxis(x, 2, 1)
+    joined = jax.tree.map(
+      lambda old, new: by_head(jnp.concatenate([old, new[:, None]], axis=1)),
+      tuple(state.pending),
+      (key, value, gates),
+    )
+    return _where(full, write(heads, *joined), heads)
+
+  heads = jax.lax.cond(jnp.any(full), end_chunk, lambda heads: heads, heads)
+  pending = Pending(
+    *_put(tuple(state.pending), (key, value, gates), state.count, valid, full)
+  )
+  silent = lambda x: _where(valid, x, jnp.zeros_like(x))
+  after = _state(heads, pending.gates)._replace(
+    pending=pending, count=jnp.where(full, jnp.zeros_like(count), count)
+  )
+  return after, silent(y), silent(loss)
+
+
+def _read_and_judge(memory: Memory, shared, head: Head, query, key, value):
+  """A read-out, and the inner loss of a token, at the chunk-start weights."""
+  table = memory.entries(key.shape[-1], value.shape[-1])
+  linear = plain(shared, table, head.weights)
+  read = lambda x: memory.network.apply(linear, x, memory.features, shared)
+  loss = memory.objective(read(key[None]), value[None])
+  return read(query[None])[0], loss[0]
+
+
+def _write_chunk(memory: Memory, shared, head: Head, key, value, gates) -> Head:
+  """Writes a full chunk into the weights."""
+  carry = Carry(
+    head.weights, head.momentum, head.tail_key, head.tail_value, head.seen
+  )
+  tokens = Tokens(jnp.zeros_like(key), key, value, gates)
+  after, _ = chunk(memory, shared, carry, tokens)
+  return head._replace(weights=after.weights, momentum=after.momentum)
+
+
+def _put(pending, new, count, valid, full):
+  """A chunk's tokens with the newest one, or none after a full chunk.
+
+  Args:
+    pending: arrays [B, slots, ...].
+    new: arrays [B, ...] for the slots `count` of valid rows.
+    count: tokens so far.
+    valid, full: rows that have a token, and whose chunk it fills.
+  """
 
   def put(all_: Array, new: Array) -> Array:
     place = jax.lax.broadcasted_iota(jnp.int32, all_.shape[:2], 1)
@@ -181,7 +241,7 @@ def _put_gates(pending: Gates, gates: Gates, count, valid, full) -> Gates:
       ~full, jnp.where(here, new[:, None], all_), jnp.zeros_like(all_)
     )
 
-  return jax.tree.map(put, pending, gates)
+  return jax.tree.map(put, pending, new)
 
 
 def _heads(state: MemoryState) -> Head:
@@ -214,8 +274,21 @@ def _state(heads: Head, gates: Gates) -> MemoryState:
   )
 
 
-def _over_heads(function):
-  return jax.vmap(jax.vmap(function))
+def _over_heads(memory: Memory, params, key_width: int, dtype):
+  """Makes functions of one head, given the memory first, ones of [B, H]."""
+  shared = prepare(memory, params, key_width, dtype)
+  own = prepare_heads(memory, params, dtype)
+
+  def over(function):
+    def one_head(own, *arguments):
+      return function(memory, {**shared, **own}, *arguments)
+
+    def one_row(*arguments):
+      return jax.vmap(one_head)(own, *arguments)
+
+    return jax.vmap(one_row)
+
+  return over
 
 
 def _where(rows: Bool[Array, "B"], yes, no):

@@ -4,6 +4,9 @@ A query is read through every matrix by the chunk's sums (dual form):
 
   W_t map(q) = aa_t W_0 map(q) - f_t S_0 map(q) - sum_i C[t, i] k(q, x_i) u_i.
 
+Where a retention stores something else than the weights, W_0 are the weights at
+the chunk's start, and the other terms are scaled as they show in them.
+
 Muon's step is not linear in the momentum, so one matrix is formed for each
 orthogonalised step, and tokens are read in blocks that share one.
 """
@@ -15,7 +18,7 @@ from jaxtyping import Array, Float
 from atlas_jax.memory import bounds, gates
 from atlas_jax.memory.coefficients import Coefficients
 from atlas_jax.memory.config import Memory
-from atlas_jax.memory.factors import Carry, Factors, Weights
+from atlas_jax.memory.factors import Carry, Factors, Weights, working
 from atlas_jax.memory.networks import Entry
 from atlas_jax.memory.newton_schulz import newton_schulz
 from atlas_jax.memory.numerics import matmul
@@ -26,6 +29,7 @@ def dual(
   shared,
   table: dict[str, Entry],
   carry: Carry,
+  frozen: Weights,
   gate: gates.Gates,
   factor: Factors,
   c: Coefficients,
@@ -34,9 +38,10 @@ def dual(
   del gate
   weights, momentum = write(memory, shared, table, carry, factor, c)
   raw = weights
-  weights, momentum = capped(
-    memory, weights, momentum, carry.tail_value.shape[-1]
+  weights, momentum = handed_on(
+    memory, shared, weights, momentum, carry.tail_value.shape[-1]
   )
+  last = working(memory, weights)
   start, through, own = c.weight_start, c.weight_momentum, c.weight
   if memory.read == "before":
     start, through = _shift(start, 1.0), _shift(through, 0.0)
@@ -45,14 +50,16 @@ def dual(
   def linear(name: str, x: Array) -> Array:
     lift = table[name].lift
     features = lift.map(x, shared["features"])
-    out = _scaled_read(start, features, carry.weights[name])
-    if memory.has_momentum:
-      out -= _scaled_read(through, features, carry.momentum[name])
     kernel = lift.kernel(x, factor.x[name], shared["features"])
-    out -= combine(own, kernel, factor.u[name])
-    if memory.read == "after" and weights is not raw:
+    moved = combine(own, kernel, factor.u[name])
+    if memory.has_momentum:
+      moved += _scaled_read(through, features, carry.momentum[name])
+    if not memory.retention.linear:
+      moved *= memory.retention.write_scale(carry.weights[name])
+    out = _scaled_read(start, features, frozen[name]) - moved
+    if memory.read == "after" and last is not raw:
       # The last token reads the weights that the chunk hands on.
-      out = _replace_last(out, matmul(features[-1:], weights[name].T))
+      out = _replace_last(out, matmul(features[-1:], last[name].T))
     return out
 
   return weights, momentum, linear
@@ -106,11 +113,13 @@ def dual_muon(
   shared,
   table: dict[str, Entry],
   carry: Carry,
+  frozen: Weights,
   gate: gates.Gates,
   factor: Factors,
   c: Coefficients,
 ):
   """As `dual`: one matrix per orthogonalised step, read block by block."""
+  del frozen  # Muon goes with retentions that store the weights themselves.
   every = memory.muon.every
   size = gate.rate.shape[0]
   blocks = size // every
@@ -139,8 +148,8 @@ def dual_muon(
     w = jnp.swapaxes(kept - moved, 0, 1)
     stages[name] = jnp.concatenate([carry.weights[name][None], w])
   weights = {name: w[-1] for name, w in stages.items()}
-  weights, momentum = capped(
-    memory, weights, momentum, carry.tail_value.shape[-1]
+  weights, momentum = handed_on(
+    memory, shared, weights, momentum, carry.tail_value.shape[-1]
   )
   # Decay since the weights of the last block end: row r of a block of `every`
   # rows has seen the decays of the block's rows up to its own.
@@ -199,7 +208,7 @@ def write(
   factor: Factors,
   c: Coefficients,
 ) -> tuple[Weights, Weights]:
-  """Weights and momentum after the last token, before any cap (no Muon)."""
+  """Stored weights and momentum after the last token, before `handed_on`."""
   weights, momentum = {}, {}
   for name, entry in table.items():
     features = entry.lift.map(factor.x[name], shared["features"])
@@ -216,11 +225,22 @@ def write(
   return weights, momentum
 
 
-def capped(memory: Memory, weights, momentum, value_width: int):
-  """The carry's caps, and the gradient clip at the chunk border."""
-  bound = memory.limits
-  weights = bounds.cap_weights(bound, weights)
+def handed_on(
+  memory: Memory, shared, weights: Weights, momentum: Weights, value_width: int
+) -> tuple[Weights, Weights]:
+  """What a chunk's end makes of its last weights and momentum.
+
+  The bound's caps, the retention's border, and the clip of gradients.
+  """
+  bound, retention = memory.limits, memory.retention
+  weights = bounds.cap_weights(bound, weights, retention)
   momentum = bounds.cap_momentum(bound, momentum, value_width)
+  if retention.has_border:
+    lengths = shared.get("lengths", {})
+    weights = {
+      name: retention.border(w, lengths.get(name))
+      for name, w in weights.items()
+    }
   if bound.gradient_clip is not None:
     clip = lambda x: bounds.clip_gradient(bound.gradient_clip, x)
     weights, momentum = jax.tree.map(clip, (weights, momentum))

@@ -23,12 +23,17 @@ class Gates(NamedTuple):
       momentum.
     rate: step size eta >= 0.
     window: gamma >= 0; entry j weighs the token j valid positions before t.
+    threshold: of a `gated` objective, >= 0; None for all others.
+    matrix_rate: factor >= 0 on the rate, one for each of the memory's matrices
+      in their order, for `ChunkMuon`; None for all others.
   """
 
   log_decay: Float[Array, "B T H G"]
   log_momentum: Float[Array, "B T H"]
   rate: Float[Array, "B T H"]
   window: Float[Array, "B T H W"]
+  threshold: Float[Array, "B T H"] | None = None
+  matrix_rate: Float[Array, "B T H M"] | None = None
 
 
 def lower_triangle(size: int, dtype, offset: int = 0) -> Float[Array, "b b"]:
@@ -39,7 +44,13 @@ def lower_triangle(size: int, dtype, offset: int = 0) -> Float[Array, "b b"]:
 
 
 def decay_products(log_gate: Float[Array, "b"]) -> Float[Array, "b b"]:
-  """`L[t, n]`: product of gates after n up to t; 0 above the diagonal.
+  """`L[t, n]`: product of gates after n up to t; 0 above the diagonal."""
+  lower = lower_triangle(log_gate.shape[0], log_gate.dtype)
+  return jnp.exp(log_decay_products(log_gate)) * lower
+
+
+def log_decay_products(log_gate: Float[Array, "b"]) -> Float[Array, "b b"]:
+  """The exponents of `decay_products`; 0 above the diagonal.
 
   Each exponent is summed on its own, as a product of triangular matrices: the
   difference of two cumulative sums would be NaN at a gate of 0 and lose the
@@ -50,8 +61,7 @@ def decay_products(log_gate: Float[Array, "b"]) -> Float[Array, "b b"]:
   lower = lower_triangle(size, dtype)
   after = 1.0 - lower  # [j, n] is 1 where j > n once transposed
   log_gate = jnp.maximum(log_gate, LOWEST_LOG)
-  exponent = matmul(lower, log_gate[:, None] * after.T)
-  return jnp.exp(exponent * lower) * lower
+  return matmul(lower, log_gate[:, None] * after.T) * lower
 
 
 def decay_from_start(log_gate: Float[Array, "b"]) -> Float[Array, "b"]:

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from atlas_jax.memory.numerics import HIGHEST, matmul, unit
-from atlas_jax.memory.optimizers import Muon
+from atlas_jax.memory.optimizers import ChunkMuon, Muon
 
 
 def newton_schulz(
-  x: Float[Array, "*batch m n"], muon: Muon
+  x: Float[Array, "*batch m n"], muon: Muon | ChunkMuon
 ) -> Float[Array, "*batch m n"]:
   """Moves the singular values of `x` towards one, keeping its subspaces.
 

@@ -3,7 +3,8 @@
 An optimizer is data here; `chunk.py` turns it into matrices over a chunk.
 Without momentum (`GradientDescent`) the step is the window's gradient itself;
 `Momentum` is Titans' rule (arXiv 2501.00663, Eq. 13-14) over the window;
-`Muon` orthogonalises the momentum (arXiv 2505.23735, Eq. 32-33).
+`Muon` orthogonalises the momentum (arXiv 2505.23735, Eq. 32-33); `ChunkMuon`
+does so once for a whole chunk (arXiv 2505.23884).
 """
 
 import dataclasses
@@ -13,6 +14,15 @@ from atlas_jax.memory import checks
 
 # Keller Jordan's quintic Newton-Schulz coefficients.
 JORDAN = ((3.4445, -4.7750, 2.0315),)
+
+# Those of LaCT, one triple per iteration.
+LACT = (
+  (4.0848, -6.8946, 2.9270),
+  (3.9505, -6.3029, 2.6377),
+  (3.7418, -5.5913, 2.3037),
+  (2.8769, -3.1427, 1.2046),
+  (2.8366, -3.0525, 1.2012),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +59,40 @@ class Muon:
 
   def __post_init__(self):
     checks.count("muon every", self.every, " tokens")
-    checks.count("muon steps", self.steps)
-    checks.positive("muon epsilon", self.epsilon)
-    if self.dtype not in (None, "bfloat16", "float32", "float64"):
-      raise UserError(
-        f"muon dtype {self.dtype!r}: use bfloat16, float32, float64 or None"
-      )
-    if not self.coefficients or any(len(c) != 3 for c in self.coefficients):
-      raise UserError("muon coefficients: give one or more (a, b, c) triples")
+    _check_iteration(self)
 
 
-Optimizer = GradientDescent | Momentum | Muon
+@dataclasses.dataclass(frozen=True)
+class ChunkMuon:
+  """`S <- m S + sum_i eta_i g_i` over a chunk, `W <- W - NewtonSchulz(S)`.
+
+  LaCT's update (arXiv 2505.23884): one step per chunk, its momentum factor m
+  being the mean of the chunk's thetas. The rates weigh the tokens against each
+  other, one for each of the memory's matrices; the step's length is one.
+  Reading is at the weights of the chunk's start.
+
+  Attributes:
+    steps, coefficients, epsilon, dtype: as in `Muon`.
+  """
+
+  steps: int = 5
+  coefficients: tuple[tuple[float, float, float], ...] = LACT
+  epsilon: float = 1e-4
+  dtype: str | None = None
+
+  def __post_init__(self):
+    _check_iteration(self)
+
+
+def _check_iteration(muon: Muon | ChunkMuon) -> None:
+  checks.count("muon steps", muon.steps)
+  checks.positive("muon epsilon", muon.epsilon)
+  if muon.dtype not in (None, "bfloat16", "float32", "float64"):
+    raise UserError(
+      f"muon dtype {muon.dtype!r}: use bfloat16, float32, float64 or None"
+    )
+  if not muon.coefficients or any(len(c) != 3 for c in muon.coefficients):
+    raise UserError("muon coefficients: give one or more (a, b, c) triples")
+
+
+Optimizer = GradientDescent | Momentum | Muon | ChunkMuon

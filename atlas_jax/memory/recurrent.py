@@ -16,7 +16,16 @@ from jaxtyping import Array, Bool, Float, Int
 
 from atlas_jax.memory.config import Memory
 from atlas_jax.memory.gates import Gates
-from atlas_jax.memory.optimizers import Momentum, Muon
+from atlas_jax.memory.optimizers import ChunkMuon, Momentum, Muon
+from atlas_jax.memory.recurrent_parts import (
+  gradients,
+  handed_on,
+  length,
+  newton_schulz,
+  overlap,
+  read,
+  stands_for,
+)
 from atlas_jax.memory.state import MemoryState, Pending
 
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -25,12 +34,16 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 class _Running(NamedTuple):
   """State of one head between two tokens."""
 
-  weights: dict[str, Array]  # at the chunk's start
+  weights: dict[str, Array]  # at the chunk's start, as they are stored
   momentum: dict[str, Array]
-  kept_weights: dict[str, Array]  # what is left of those now
+  frozen: dict[str, Array]  # the weights that gradients are taken at
+  visible: dict[str, Array]  # how much of a change of stored ones is seen
+  kept_weights: dict[str, Array]  # what is left of the stored ones now
+  kept_frozen: dict[str, Array]  # and of the others
   kept_momentum: dict[str, Array]
   wrote_weights: dict[str, Array]  # what the chunk has written so far
   wrote_momentum: dict[str, Array]
+  kept_sum: Float[Array, ""]  # ChunkMuon: momentum gates so far
   block_rate: Float[Array, "rows_groups"]  # Muon: write gates of the block
   keys: Float[Array, "columns K"]  # the tail, then the chunk's tokens
   values: Float[Array, "columns V"]
@@ -67,19 +80,23 @@ def recurrent(
   """
   features = params["features"]
   shared = {"features": memory.features.prepare(features, key.shape[-1])}
-  if "norm" in params:
-    shared["norm"] = params["norm"]
+  if "position" in params:
+    shared["position"] = params["position"]
   dtype = key.dtype
-  shared = jax.tree.map(lambda p: p.astype(dtype), shared)
+  to_state = lambda p: p.astype(dtype)
+  shared = jax.tree.map(to_state, shared)
+  norm = jax.tree.map(to_state, params.get("norm", {}))
 
-  def one_head(state, start, query, key, value, gates, valid, restart):
+  def one_head(state, start, norm, query, key, value, gates, valid, restart):
+    # Beside what all heads share, a head has a layer norm and a start.
+    own = {**shared, "norm": norm, "start": start}
     begin = _begin(memory, state)
     fresh = _begin(memory, _fresh(memory, state, start))
 
     def token(running, inputs):
       *inputs, is_valid, is_restart = inputs
       running = _choose(is_restart & is_valid, fresh, running)
-      after, y, loss = _token(memory, shared, running, *inputs)
+      after, y, loss = _token(memory, own, running, *inputs)
       running = _choose(is_valid, after, running)
       return running, (
         jnp.where(is_valid, y, 0.0),
@@ -109,13 +126,13 @@ def recurrent(
   axes = MemoryState(*places)
   by_head = jax.vmap(
     one_head,
-    in_axes=(axes, 0, 1, 1, 1, 1, None, None),
+    in_axes=(axes, 0, 0, 1, 1, 1, 1, None, None),
     out_axes=(1, axes, 1),
   )
-  by_row = jax.vmap(by_head, in_axes=(0, None, 0, 0, 0, 0, 0, 0))
+  by_row = jax.vmap(by_head, in_axes=(0, None, None, 0, 0, 0, 0, 0, 0))
   start = jax.tree.map(lambda w: w.astype(dtype), params["start"])
   state = state._replace(cache=None)
-  return by_row(state, start, query, key, value, gates, valid, restart)
+  return by_row(state, start, norm, query, key, value, gates, valid, restart)
 
 
 def _token(memory: Memory, shared, run: _Running, query, key, value, gate):
@@ -132,27 +149,32 @@ def _token(memory: Memory, shared, run: _Running, query, key, value, gate):
   in_window = real & (age >= 0) & (age < window)
   gamma = jnp.where(in_window, gate.window[jnp.clip(age, 0, window - 1)], 0.0)
 
-  read_before = _read(memory, shared, _current(run), query)
-  gradient, error, loss = _gradients(memory, shared, run.weights, keys, values)
+  read_before = read(memory, shared, _visible(memory, shared, run), query)
+  thresholds = jnp.zeros((columns,), keys.dtype)
+  if gates.threshold is not None:
+    thresholds = gates.threshold
+  gradient, error, loss, curvature = gradients(
+    memory, shared, run.frozen, keys, values, thresholds
+  )
   bound, width = memory.bound, values.shape[-1]
   clip = jnp.ones((columns,), keys.dtype)
-  muon = isinstance(memory.optimizer, Muon)
+  muon = isinstance(memory.optimizer, (Muon, ChunkMuon))
   if bound is not None and bound.error_clip is not None and not muon:
     limit = bound.error_clip * math.sqrt(width)
-    clip = limit / jnp.maximum(_length(gradient, 1), limit)
+    clip = limit / jnp.maximum(length(gradient, 1), limit)
   rate = gate.rate
   written = run.written + rate * gamma
   scale = run.scale
   if bound is not None and bound.budget is not None:
-    if memory.objective.curvature and not muon:
-      overlap = memory.objective.curvature * _overlap(gradient, error, clip)
+    if memory.objective.curved and not muon:
+      pairs = overlap(gradient, error, clip * curvature)
       if bound.budget == "full":
-        growth = jnp.matmul(written, overlap, precision=_HIGHEST)
+        growth = jnp.matmul(written, pairs, precision=_HIGHEST)
         growth = jnp.max(jnp.where(real, growth, 0.0))
-        scale = jnp.maximum(scale, jnp.maximum(1.0, growth))
       else:
-        own = jnp.diagonal(overlap)
-        scale = jnp.maximum(1.0, jnp.sum(written * own))
+        growth = jnp.sum(written * jnp.diagonal(pairs))
+      position = _position(memory, shared, run.count + 1)
+      scale = jnp.maximum(1.0, position * growth)
 
   step = jax.tree.map(
     lambda g: jnp.einsum("t,tnd->nd", gamma * clip, g, precision=_HIGHEST),
@@ -168,6 +190,7 @@ def _token(memory: Memory, shared, run: _Running, query, key, value, gate):
 
   kept_s, wrote_s = run.kept_momentum, run.wrote_momentum
   kept_w = {n: decayed(w) for n, w in run.kept_weights.items()}
+  kept_f = {n: decayed(w) for n, w in run.kept_frozen.items()}
   wrote_w = {n: decayed(w) for n, w in run.wrote_weights.items()}
   block_rate = decay * run.block_rate + rate
   if isinstance(memory.optimizer, Momentum):
@@ -176,15 +199,20 @@ def _token(memory: Memory, shared, run: _Running, query, key, value, gate):
     kept_s = {n: keep * s for n, s in kept_s.items()}
     wrote_s = {n: keep * wrote_s[n] + rate * step[n] for n in step}
     kept_w = {n: kept_w[n] - kept_s[n] for n in kept_w}
+    kept_f = {n: kept_f[n] - run.visible[n] * kept_s[n] for n in kept_f}
     wrote_w = {n: wrote_w[n] + wrote_s[n] for n in wrote_w}
-  elif muon:
+  elif isinstance(memory.optimizer, ChunkMuon):
+    table = memory.entries(keys.shape[-1], width)
+    rates = dict(zip(table, rate * gate.matrix_rate, strict=True))
+    wrote_s = {n: wrote_s[n] + rates[n] * step[n] for n in wrote_s}
+  elif isinstance(memory.optimizer, Muon):
     kept_s = {n: keep * s for n, s in kept_s.items()}
     wrote_s = {n: keep * wrote_s[n] + step[n] for n in step}
     at_end = (run.count + 1) % memory.muon.every == 0
     for name in wrote_w:
       s = kept_s[name] + wrote_s[name]
       rows = jnp.repeat(block_rate, s.shape[0] // block_rate.shape[0])
-      moved = wrote_w[name] + rows[:, None] * _newton_schulz(s, memory.muon)
+      moved = wrote_w[name] + rows[:, None] * newton_schulz(s, memory.muon)
       wrote_w[name] = jnp.where(at_end, moved, wrote_w[name])
     block_rate = jnp.where(at_end, 0.0, block_rate)
   else:
@@ -192,9 +220,11 @@ def _token(memory: Memory, shared, run: _Running, query, key, value, gate):
 
   run = run._replace(
     kept_weights=kept_w,
+    kept_frozen=kept_f,
     kept_momentum=kept_s,
     wrote_weights=wrote_w,
     wrote_momentum=wrote_s,
+    kept_sum=run.kept_sum + keep,
     block_rate=block_rate,
     keys=keys,
     values=values,
@@ -203,122 +233,73 @@ def _token(memory: Memory, shared, run: _Running, query, key, value, gate):
     scale=scale,
     count=run.count + 1,
   )
-  run = _choose(run.count == memory.chunk, _next_chunk(memory, run), run)
-  if memory.read == "before":
+  read_start = read(memory, shared, run.frozen, query)
+  run = _choose(
+    run.count == memory.chunk, _next_chunk(memory, shared, run), run
+  )
+  if memory.read == "start":
+    y = read_start
+  elif memory.read == "before":
     y = read_before
   else:
-    y = _read(memory, shared, _current(run), query)
+    y = read(memory, shared, _visible(memory, shared, run), query)
   return run, y, loss[here]
 
 
-def _current(run: _Running) -> dict[str, Array]:
-  """The weights now: what is left of the start, less what was written."""
+def _position(memory: Memory, shared, count) -> Array | float:
+  """Factor on what a chunk has written up to its `count`-th token."""
+  if not memory.rate_by_position:
+    return 1.0
+  # Before the first token nothing is written, whatever the factor.
+  learned = shared["position"]
+  count = jnp.maximum(count, 1)
+  return jnp.maximum(1 / count.astype(learned.dtype) + learned[count - 1], 0)
+
+
+def _share(memory: Memory, shared, run: _Running) -> Array:
+  """What the chunk's own writes are multiplied by."""
+  return _position(memory, shared, run.count) / run.scale
+
+
+def _current(memory: Memory, shared, run: _Running) -> dict[str, Array]:
+  """What is stored now: what is left of the start, less what was written."""
+  share = _share(memory, shared, run)
   return {
-    name: run.kept_weights[name] - run.wrote_weights[name] / run.scale
+    name: run.kept_weights[name] - share * run.wrote_weights[name]
     for name in run.weights
   }
 
 
-def _read(memory: Memory, shared, weights, x: Float[Array, "K"]):
-  table = memory.entries(x.shape[-1], _value_width(memory, weights))
-
-  def linear(name: str, x: Array) -> Array:
-    features = table[name].lift.map(x, shared["features"])
-    return jnp.matmul(features, weights[name].T, precision=_HIGHEST)
-
-  y = memory.network.apply(linear, x[None], memory.features, shared)
-  return y[0]
-
-
-def _value_width(memory: Memory, weights) -> int:
-  return weights["matrix" if "matrix" in weights else "out"].shape[0]
+def _visible(memory: Memory, shared, run: _Running) -> dict[str, Array]:
+  """The weights to read: those of the chunk's start, less what was written."""
+  share = _share(memory, shared, run)
+  return {
+    name: run.kept_frozen[name]
+    - run.visible[name] * share * run.wrote_weights[name]
+    for name in run.weights
+  }
 
 
-def _gradients(memory: Memory, shared, weights, keys, values):
-  """Gradient of every column's objective, its output error and its value."""
-
-  def loss(weights, key, value):
-    return memory.objective(_read(memory, shared, weights, key), value)
-
-  def error(key, value):
-    y = _read(memory, shared, weights, key)
-    return jax.grad(memory.objective)(y, value)
-
-  gradient = jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(
-    weights, keys, values
-  )
-  return (
-    gradient,
-    jax.vmap(error)(keys, values),
-    jax.vmap(loss, in_axes=(None, 0, 0))(weights, keys, values),
-  )
-
-
-def _length(tree, leading: int):
-  """Norm over all but the `leading` axes of all leaves, differentiable at 0."""
-  leaves = [x.reshape(*x.shape[:leading], -1) for x in jax.tree.leaves(tree)]
-  flat = jnp.concatenate(leaves, -1)
-  top = jnp.max(jnp.abs(flat), axis=-1, keepdims=True)
-  top = jax.lax.stop_gradient(jnp.maximum(top, 1e-12))
-  square = jnp.sum(jnp.square(flat / top), axis=-1)
-  return top[..., 0] * jnp.sqrt(square + 1e-12)
-
-
-def _overlap(gradient, error, clip) -> Float[Array, "columns columns"]:
-  """Overlap of every two columns' writes, from their gradients alone.
-
-  A gradient is u x^T, so |g_i g_j^T| = |u_i| |u_j| |x_i . x_j|.
-  """
-  total = jnp.zeros((), error.dtype)
-  for g in gradient.values():
-    pair = jnp.einsum("iad,jbd->ijab", g, g, precision=_HIGHEST)
-    total = total + _length(pair, 2)
-  error = jnp.sqrt(jnp.square(_length(error, 1)) + 1e-8)
-  weight = jnp.sqrt(clip) / error
-  return weight[:, None] * weight[None, :] * total
-
-
-def _newton_schulz(s: Array, muon: Muon) -> Array:
-  """s / sqrt(|s|^2 + epsilon^2), orthogonalised on its short side."""
-  top = jnp.max(jnp.abs(s))
-  top = jax.lax.stop_gradient(jnp.maximum(top, muon.epsilon))
-  square = jnp.sum(jnp.square(s / top)) + jnp.square(muon.epsilon / top)
-  x = s / top / jnp.sqrt(square)
-  tall = x.shape[0] > x.shape[1]
-  x = x.T if tall else x
-  operand = muon.dtype or x.dtype
-
-  def product(a, b):
-    a, b = a.astype(operand), b.astype(operand)
-    return jnp.matmul(a, b, precision=_HIGHEST, preferred_element_type=s.dtype)
-
-  for i in range(muon.steps):
-    a, b, c = muon.coefficients[min(i, len(muon.coefficients) - 1)]
-    gram = product(x, x.T)
-    x = a * x + product(b * gram + c * product(gram, gram), x)
-  return x.T if tall else x
-
-
-def _next_chunk(memory: Memory, run: _Running) -> _Running:
+def _next_chunk(memory: Memory, shared, run: _Running) -> _Running:
   """What a full chunk hands to the next one."""
-  weights = _current(run)
+  weights = _current(memory, shared, run)
+  share = _share(memory, shared, run)
   momentum = {
-    name: s + run.wrote_momentum[name] / run.scale
+    name: s + share * run.wrote_momentum[name]
     for name, s in run.kept_momentum.items()
   }
-  bound = memory.bound
-  if bound is not None and bound.weight_cap is not None:
-
-    def cap(w: Array, limit: float) -> Array:
-      return w * (limit / jnp.maximum(_length(w, 0), limit))
-
+  if isinstance(memory.optimizer, ChunkMuon):
+    mean = run.kept_sum / memory.chunk
+    momentum = {
+      n: mean * run.momentum[n] + run.wrote_momentum[n] for n in run.momentum
+    }
     weights = {
-      n: cap(w, bound.weight_cap * math.sqrt(min(w.shape)))
+      n: w - newton_schulz(momentum[n], memory.optimizer)
       for n, w in weights.items()
     }
-    if bound.error_clip is not None:
-      limit = bound.error_clip * math.sqrt(run.values.shape[-1])
-      momentum = {n: cap(s, limit) for n, s in momentum.items()}
+  weights, momentum = handed_on(
+    memory, shared["start"], weights, momentum, run.values.shape[-1]
+  )
   tail = memory.window - 1
   return _start_chunk(
     memory,
@@ -335,13 +316,20 @@ def _start_chunk(memory, weights, momentum, tail_key, tail_value, gates, seen):
   pad = ((0, memory.chunk), (0, 0))
   dtype = tail_key.dtype
   columns = memory.window - 1 + memory.chunk
+  frozen, visible = {}, {}
+  for name, w in weights.items():
+    frozen[name], visible[name] = stands_for(memory, w)
   return _Running(
     weights=weights,
     momentum=momentum,
+    frozen=frozen,
+    visible=visible,
     kept_weights=weights,
+    kept_frozen=frozen,
     kept_momentum=momentum,
     wrote_weights=jax.tree.map(jnp.zeros_like, weights),
     wrote_momentum=jax.tree.map(jnp.zeros_like, momentum),
+    kept_sum=jnp.zeros((), dtype),
     block_rate=jnp.zeros((max(1, memory.retention.groups),), dtype),
     keys=jnp.pad(tail_key, pad),
     values=jnp.pad(tail_value, pad),

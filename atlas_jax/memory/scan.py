@@ -14,6 +14,7 @@ from atlas_jax.memory.factors import Carry, Tokens
 def scan_chunks(
   memory: Memory,
   shared,
+  own,
   start: dict[str, Float[Array, "H n d"]],
   carry: Carry,
   tokens: Tokens,
@@ -29,7 +30,8 @@ def scan_chunks(
   carry per chunk (weights and momentum) and the inputs.
 
   Args:
-    memory, shared: the memory and its prepared outer parameters.
+    memory, shared, own: the memory and its prepared outer parameters: those of
+      all heads, and those of each [H, ...].
     start: learned start weights, used where a document restarts.
     carry: state with leading axes [B, H] (`seen`: [B]).
     tokens: leaves [B, N, C, H, ...].
@@ -59,38 +61,36 @@ def scan_chunks(
   # [B, N, C, H, ...] to [B * H, N, C, ...].
   xs = jax.tree.map(lambda x: flatten(jnp.moveaxis(x, 3, 1)), tokens)
   flags = [None if f is None else by_head(f) for f in (restart, commit)]
-  fresh = None
-  if restart is not None:
-    fresh = jax.tree.map(
-      lambda w: jnp.broadcast_to(w, (batch, *w.shape)).reshape(
-        rows, *w.shape[1:]
-      ),
-      start,
-    )
 
-  def one_row(carry: Carry, fresh, tokens: Tokens, flags):
+  def by_row(x: Array) -> Array:
+    return jnp.broadcast_to(x, (batch, *x.shape)).reshape(rows, *x.shape[1:])
+
+  own = jax.tree.map(by_row, own)
+  fresh = None if restart is None else jax.tree.map(by_row, start)
+
+  def one_row(carry: Carry, own, fresh, tokens: Tokens, flags):
     """One chunk of one row."""
     is_restart, is_commit = flags
     if is_restart is not None:
       carry = _choose(is_restart, _fresh(carry, fresh), carry)
-    after, out = chunk(memory, shared, carry, tokens, form)
+    after, out = chunk(memory, {**shared, **own}, carry, tokens, form)
     if is_commit is not None:
       after = _choose(is_commit, after, carry)
     return after, out
 
   def some_rows(inputs: Any):
-    carry, fresh, xs, flags = inputs
+    carry, own, fresh, xs, flags = inputs
 
     @jax.checkpoint
     def body(carry, x):
       tokens, flags = x
-      return jax.vmap(one_row)(carry, fresh, tokens, flags)
+      return jax.vmap(one_row)(carry, own, fresh, tokens, flags)
 
     by_chunk = lambda x: jnp.moveaxis(x, 1, 0)
     carry, out = jax.lax.scan(body, carry, jax.tree.map(by_chunk, (xs, flags)))
     return carry, jax.tree.map(by_chunk, out)
 
-  inputs = (rows_carry, fresh, xs, flags)
+  inputs = (rows_carry, own, fresh, xs, flags)
   if group == rows:
     carry_after, out = some_rows(inputs)
   else:

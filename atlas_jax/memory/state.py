@@ -26,8 +26,9 @@ class MemoryState(NamedTuple):
   """Everything that later tokens may depend on, at constant size.
 
   Attributes:
-    weights, momentum: at the start of the unfinished chunk; momentum is an
-      empty dict for optimizers without one.
+    weights, momentum: at the start of the unfinished chunk, weights as they are
+      stored (see `retention`); momentum is an empty dict for optimizers without
+      one.
     tail_key, tail_value: the window - 1 tokens before that chunk, without
       gates, whose gradients are taken anew at the current weights.
     seen: how many of the tail are real, counted from the newest.
@@ -86,6 +87,8 @@ def init_state(
     log_momentum=zeros(slots, heads),
     rate=zeros(slots, heads),
     window=zeros(slots, heads, memory.window),
+    threshold=zeros(slots, heads) if memory.objective.gated else None,
+    matrix_rate=zeros(slots, heads, len(start)) if memory.steps_once else None,
   )
   return MemoryState(
     weights=weights,

@@ -18,10 +18,11 @@ from atlas_jax.memory.coefficients import (
   momentum_rate,
   overlap,
   own_overlap,
+  position_factors,
 )
 from atlas_jax.memory.config import Memory
-from atlas_jax.memory.dual import by_rows, capped, combine, scale_rows
-from atlas_jax.memory.factors import Factors, factors
+from atlas_jax.memory.dual import by_rows, combine, handed_on, scale_rows
+from atlas_jax.memory.factors import Factors, factors, plain, working
 from atlas_jax.memory.gates import Gates
 from atlas_jax.memory.newton_schulz import newton_schulz
 from atlas_jax.memory.numerics import matmul
@@ -41,6 +42,8 @@ class Cache(NamedTuple):
     current: Muon: the weights after the last orthogonalised step.
     since: Muon: decay since then.
     block_rate: Muon: write gates collected since then.
+    frozen: the weights at the chunk's start, where they are not what is stored.
+    write_scale: how the chunk's own writes show in them, likewise.
   """
 
   factor: Factors
@@ -54,13 +57,15 @@ class Cache(NamedTuple):
   current: dict[str, Float[Array, "n d"]]
   since: Float[Array, "g"]
   block_rate: Float[Array, "g"]
+  frozen: dict[str, Float[Array, "n d"]]
+  write_scale: dict[str, Float[Array, ""]]
 
 
 class Head(NamedTuple):
   """State of one head, as a step sees it.
 
   Attributes:
-    weights, momentum: at the start of the chunk.
+    weights, momentum: at the start of the chunk, as they are stored.
     tail_key, tail_value: tokens before the chunk.
     seen, count: real tokens of the tail; tokens of the chunk so far.
     key, value: tokens of the chunk so far.
@@ -87,14 +92,22 @@ def start_cache(memory: Memory, shared, head: Head) -> Cache:
   # The chunk's own columns are filled by the steps; here they hold zeros.
   keys = jnp.pad(head.tail_key, ((0, memory.chunk), (0, 0)))
   values = jnp.pad(head.tail_value, ((0, memory.chunk), (0, 0)))
-  factor = factors(memory, shared, head.weights, keys, values)
+  frozen = working(memory, head.weights)
+  threshold = None
+  if memory.objective.gated:
+    threshold = jnp.zeros((columns,), dtype)
+  factor = factors(memory, shared, frozen, keys, values, threshold)
   table = memory.entries(keys.shape[-1], values.shape[-1])
+  scale = {}
+  if not memory.retention.linear:
+    retention = memory.retention
+    scale = {n: retention.write_scale(w) for n, w in head.weights.items()}
   pairs = None
   if has_budget(memory):
     if memory.limits.budget == "full":
-      pairs = overlap(memory, shared, table, factor, factor)
+      pairs = overlap(shared, table, factor, factor)
     else:
-      pairs = own_overlap(memory, shared, table, factor)[:, None]
+      pairs = own_overlap(shared, table, factor)[:, None]
   return Cache(
     factor=factor,
     overlap=pairs,
@@ -107,6 +120,8 @@ def start_cache(memory: Memory, shared, head: Head) -> Cache:
     current=head.weights if memory.orthogonalises else {},
     since=jnp.ones((groups,), dtype),
     block_rate=jnp.zeros((groups,), dtype),
+    frozen={} if memory.retention.linear else frozen,
+    write_scale=scale,
   )
 
 
@@ -117,7 +132,12 @@ def write_token(
   cache = head.cache
   tail, columns = head.tail_key.shape[0], cache.written.shape[0]
   here = tail + head.count
-  new = factors(memory, shared, head.weights, key[None], value[None])
+  threshold = None
+  if gate.threshold is not None:
+    threshold = gate.threshold[None]
+  new = factors(
+    memory, shared, _frozen(head), key[None], value[None], threshold
+  )
   put = lambda all_, one: jax.lax.dynamic_update_slice_in_dim(
     all_, one, here, 0
   )
@@ -147,11 +167,11 @@ def write_token(
   if pairs is not None:
     table = memory.entries(key.shape[-1], value.shape[-1])
     if memory.limits.budget == "full":
-      row = overlap(memory, shared, table, new, factor)
+      row = overlap(shared, table, new, factor)
       pairs = put(pairs, row)
       pairs = jax.lax.dynamic_update_slice_in_dim(pairs, row.T, here, 1)
     else:
-      pairs = put(pairs, own_overlap(memory, shared, table, new)[:, None])
+      pairs = put(pairs, own_overlap(shared, table, new)[:, None])
   cache = cache._replace(
     factor=factor,
     overlap=pairs,
@@ -179,7 +199,8 @@ def read_token(memory: Memory, shared, head: Head, query: Array) -> Array:
   """Reads at the weights of the newest token, without forming them."""
   cache = head.cache
   table = memory.entries(query.shape[-1], head.tail_value.shape[-1])
-  scale = _scale(memory, head)
+  share = _share(memory, shared, head)
+  frozen = _frozen(head)
 
   def linear(name: str, x: Array) -> Array:
     lift = table[name].lift
@@ -187,17 +208,17 @@ def read_token(memory: Memory, shared, head: Head, query: Array) -> Array:
     if memory.orthogonalises:
       out = matmul(features, cache.current[name].T)
       return by_rows(cache.since[:, None], out)
-    out = by_rows(
-      cache.weight_start[:, None], matmul(features, head.weights[name].T)
+    out = by_rows(cache.weight_start[:, None], matmul(features, frozen[name].T))
+    kernel = lift.kernel(x, cache.factor.x[name], shared["features"])
+    moved = combine(
+      (cache.weight * share)[:, None, :], kernel, cache.factor.u[name]
     )
     if memory.has_momentum:
       carried = matmul(features, head.momentum[name].T)
-      out = out - by_rows(cache.weight_momentum[:, None], carried)
-    kernel = lift.kernel(x, cache.factor.x[name], shared["features"])
-    own = combine(
-      (cache.weight / scale)[:, None, :], kernel, cache.factor.u[name]
-    )
-    return out - own
+      moved = moved + by_rows(cache.weight_momentum[:, None], carried)
+    if name in cache.write_scale:
+      moved = cache.write_scale[name] * moved
+    return out - moved
 
   y = memory.network.apply(linear, query[None], memory.features, shared)
   return y[0]
@@ -206,11 +227,7 @@ def read_token(memory: Memory, shared, head: Head, query: Array) -> Array:
 def read_weights(memory: Memory, shared, head: Head, query: Array) -> Array:
   """Reads at the chunk-start weights."""
   table = memory.entries(query.shape[-1], head.tail_value.shape[-1])
-
-  def linear(name: str, x: Array) -> Array:
-    features = table[name].lift.map(x, shared["features"])
-    return matmul(features, head.weights[name].T)
-
+  linear = plain(shared, table, _frozen(head))
   y = memory.network.apply(linear, query[None], memory.features, shared)
   return y[0]
 
@@ -248,8 +265,8 @@ def next_chunk(memory: Memory, shared, head: Head, key, value) -> Head:
     weights = cache.current
   else:
     weights = _weights_now(memory, shared, head)
-  weights, momentum = capped(
-    memory, weights, momentum, head.tail_value.shape[-1]
+  weights, momentum = handed_on(
+    memory, shared, weights, momentum, head.tail_value.shape[-1]
   )
   keys = jnp.concatenate([head.tail_key, head.key, key[None]])
   values = jnp.concatenate([head.tail_value, head.value, value[None]])
@@ -268,22 +285,32 @@ def next_chunk(memory: Memory, shared, head: Head, key, value) -> Head:
   return head._replace(cache=start_cache(memory, shared, head))
 
 
-def _scale(memory: Memory, head: Head) -> Array:
-  """What the budget divides the chunk's own writes by."""
+def _frozen(head: Head) -> dict[str, Array]:
+  """The weights at the chunk's start."""
+  return head.cache.frozen or head.weights
+
+
+def _share(memory: Memory, shared, head: Head) -> Array:
+  """What the chunk's own writes are multiplied by: position over budget."""
   cache = head.cache
+  position = jnp.ones((), cache.written.dtype)
+  if memory.rate_by_position:
+    # Before the chunk's first token nothing is written, whatever the factor.
+    place = jnp.maximum(head.count - 1, 0)
+    position = position_factors(shared["position"])[place]
   if cache.overlap is None:
-    return jnp.ones((), cache.written.dtype)
+    return position
   growth = matmul(cache.written[None], cache.overlap)[0]
   if memory.limits.budget == "full":
     tail = head.tail_key.shape[0]
     column = jax.lax.broadcasted_iota(jnp.int32, (1, growth.shape[0]), 1)[0]
     real = (column >= tail - head.seen) & (column < tail + head.count)
     growth = jnp.where(real, growth, jnp.zeros_like(growth))
-  return jnp.maximum(1.0, jnp.max(growth))
+  return position / jnp.maximum(1.0, position * jnp.max(growth))
 
 
 def _weights_now(memory: Memory, shared, head: Head):
-  cache, scale = head.cache, _scale(memory, head)
+  cache, share = head.cache, _share(memory, shared, head)
   table = memory.entries(head.tail_key.shape[-1], head.tail_value.shape[-1])
   weights = {}
   for name, entry in table.items():
@@ -292,18 +319,18 @@ def _weights_now(memory: Memory, shared, head: Head):
     if memory.has_momentum:
       carried = scale_rows(cache.weight_momentum, head.momentum[name])
       start = start - carried
-    u = by_rows(cache.weight / scale, cache.factor.u[name])
+    u = by_rows(cache.weight * share, cache.factor.u[name])
     weights[name] = start - matmul(u.T, features)
   return weights
 
 
 def _momentum_now(memory: Memory, shared, head: Head):
-  cache, scale = head.cache, _scale(memory, head)
+  cache, share = head.cache, _share(memory, shared, head)
   table = memory.entries(head.tail_key.shape[-1], head.tail_value.shape[-1])
   momentum = {}
   for name, entry in table.items():
     features = entry.lift.map(cache.factor.x[name], shared["features"])
-    u = (cache.momentum / scale)[:, None] * cache.factor.u[name]
+    u = (cache.momentum * share)[:, None] * cache.factor.u[name]
     momentum[name] = cache.momentum_start * head.momentum[name] + matmul(
       u.T, features
     )

@@ -15,7 +15,12 @@ from atlas_jax.errors import UserError
 from atlas_jax.memory import dispatch
 from atlas_jax.memory import layout as layouts
 from atlas_jax.memory.config import Memory, state_dtype
-from atlas_jax.memory.factors import Carry, Tokens, prepare
+from atlas_jax.memory.factors import (
+  Carry,
+  Tokens,
+  prepare,
+  prepare_heads,
+)
 from atlas_jax.memory.gates import Gates
 from atlas_jax.memory.recurrent import recurrent
 from atlas_jax.memory.scan import scan_chunks
@@ -286,6 +291,7 @@ def _scan(memory: Memory, params, carry: Carry, tokens: Tokens, **options):
   return scan_chunks(
     memory,
     shared,
+    prepare_heads(memory, params, dtype),
     start,
     carry,
     tokens,
@@ -366,9 +372,11 @@ def check_inputs(
     "log_momentum": leading,
     "rate": leading,
     "window": (*leading, memory.window),
+    "threshold": leading if memory.objective.gated else None,
+    "matrix_rate": (*leading, len(table)) if memory.steps_once else None,
   }
   for name, shape in expected.items():
-    if getattr(gates, name).shape != shape:
-      raise UserError(
-        f"gate {name} is {getattr(gates, name).shape} but must be {shape}"
-      )
+    gate = getattr(gates, name)
+    have = None if gate is None else gate.shape
+    if have != shape:
+      raise UserError(f"gate {name} is {have} but must be {shape}")

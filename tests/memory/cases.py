@@ -12,195 +12,6 @@ from atlas_jax import memory as am
 
 BATCH, LENGTH, HEADS, WIDTH = 2, 13, 2, 4
 
-POLYNOMIAL = am.Polynomial(degree=2, key_width=2)
-SMALL_MLP = am.MLP(expansion=1.5)
-# Every limit is reached by ordinary inputs.
-TIGHT = am.Bound(error_clip=0.8, weight_cap=0.6)
-
-# Each way of building, learning, keeping and reading occurs at least once, and
-# most of them in two combinations.
-MEMORIES = {
-  "atlas_every_token": am.Memory(
-    POLYNOMIAL,
-    SMALL_MLP,
-    optimizer=am.Muon(every=1, steps=2, epsilon=1e-7),
-    window=3,
-    chunk=4,
-  ),
-  "atlas": am.Memory(
-    POLYNOMIAL,
-    am.MLP(expansion=1.5, layer_norm=True),
-    optimizer=am.Muon(every=2, steps=3),
-    window=3,
-    chunk=4,
-    bound=TIGHT,
-  ),
-  "atlas_every_chunk_read_before": am.Memory(
-    POLYNOMIAL,
-    SMALL_MLP,
-    optimizer=am.Muon(every=4, steps=2),
-    window=7,
-    chunk=4,
-    read="before",
-    bound=None,
-  ),
-  "atlas_pp_sketch_channels": am.Memory(
-    am.Polynomial(degree=3, sketch=5),
-    am.GatedMLP(expansion=1.5, bias=True),
-    optimizer=am.Muon(every=2, steps=2),
-    retention=am.ChannelRetention(2),
-    window=3,
-    chunk=4,
-  ),
-  "omeganet": am.Memory(
-    POLYNOMIAL,
-    SMALL_MLP,
-    optimizer=am.GradientDescent(),
-    window=3,
-    chunk=4,
-  ),
-  "omeganet_deep_huber_channels": am.Memory(
-    am.Identity(bias=True),
-    am.MLP(depth=3, expansion=1.5, bias=True, activation="silu"),
-    objective=am.Huber(0.5),
-    optimizer=am.GradientDescent(),
-    retention=am.ChannelRetention(2),
-    window=7,
-    chunk=4,
-    bound=am.Bound(budget="diagonal"),
-  ),
-  "titans": am.Memory(
-    am.Identity(),
-    SMALL_MLP,
-    optimizer=am.Momentum(),
-    window=1,
-    chunk=4,
-  ),
-  "momentum_gated_read_before": am.Memory(
-    am.Identity(bias=True, key_width=3),
-    am.GatedMLP(expansion=1.0, layer_norm=True, activation="tanh"),
-    optimizer=am.Momentum(),
-    retention=am.ChannelRetention(2),
-    window=6,
-    chunk=4,
-    read="before",
-    bound=TIGHT,
-  ),
-  "linear_attention": am.Memory(
-    am.Identity(),
-    am.Matrix(),
-    objective=am.DotProduct(),
-    optimizer=am.GradientDescent(),
-    retention=am.NoRetention(),
-    window=1,
-    chunk=4,
-  ),
-  "chunk_of_one": am.Memory(
-    POLYNOMIAL,
-    am.Matrix(),
-    optimizer=am.Momentum(),
-    window=3,
-    chunk=1,
-    bound=TIGHT,
-  ),
-}
-
-# Combinations that share all their code with those above.
-MORE_MEMORIES = {
-  "swla": am.Memory(
-    POLYNOMIAL,
-    SMALL_MLP,
-    objective=am.DotProduct(),
-    optimizer=am.GradientDescent(),
-    window=2,
-    chunk=4,
-  ),
-  "titans_nomom": am.Memory(
-    am.Identity(),
-    SMALL_MLP,
-    optimizer=am.GradientDescent(),
-    window=1,
-    chunk=4,
-  ),
-  "dla": am.Memory(
-    POLYNOMIAL,
-    SMALL_MLP,
-    objective=am.DotProduct(),
-    optimizer=am.GradientDescent(),
-    window=1,
-    chunk=4,
-  ),
-  "one_layer_unbounded": am.Memory(
-    am.Identity(bias=True),
-    am.MLP(depth=1, residual=True),
-    optimizer=am.Momentum(),
-    retention=am.NoRetention(),
-    window=2,
-    chunk=4,
-    bound=am.UNBOUNDED,
-  ),
-  "muon_chunk_of_one": am.Memory(
-    am.Identity(),
-    am.Matrix(),
-    optimizer=am.Muon(every=1, steps=5),
-    window=1,
-    chunk=1,
-  ),
-  "muon_channels_read_before": am.Memory(
-    am.Polynomial(degree=3, key_width=2),
-    am.MLP(depth=3, expansion=1.5, bias=True, layer_norm=True),
-    objective=am.Huber(1.0),
-    optimizer=am.Muon(every=2, steps=5),
-    retention=am.ChannelRetention(2),
-    window=9,
-    chunk=4,
-    read="before",
-    bound=TIGHT,
-  ),
-  "muon_dot_product": am.Memory(
-    am.Identity(),
-    am.MLP(expansion=1.5, residual=False),
-    objective=am.DotProduct(),
-    optimizer=am.Muon(every=4, steps=5),
-    retention=am.NoRetention(),
-    window=4,
-    chunk=8,
-  ),
-  "momentum_diagonal_budget": am.Memory(
-    POLYNOMIAL,
-    am.GatedMLP(expansion=1.5, activation="silu"),
-    optimizer=am.Momentum(),
-    window=5,
-    chunk=8,
-    bound=am.Bound(budget="diagonal", error_clip=0.5),
-  ),
-  "delta_rule": am.Memory(
-    am.Identity(),
-    am.Matrix(),
-    optimizer=am.GradientDescent(),
-    window=1,
-    chunk=1,
-    bound=None,
-  ),
-  "matrix_budget_only": am.Memory(
-    POLYNOMIAL,
-    am.Matrix(),
-    optimizer=am.GradientDescent(),
-    retention=am.ChannelRetention(3),
-    window=16,
-    chunk=3,
-    bound=am.Bound(error_clip=None, weight_cap=None),
-  ),
-  "relu_depth_four": am.Memory(
-    am.Polynomial(degree=2, sketch=4),
-    am.MLP(depth=4, expansion=1.0, activation="relu"),
-    optimizer=am.Momentum(),
-    window=2,
-    chunk=8,
-    read="before",
-  ),
-}
-
 
 class Tokens(NamedTuple):
   """What a layer hands to a memory, [B, T, H, ...]."""
@@ -242,6 +53,8 @@ def make_params(memory, *, heads=HEADS, width=WIDTH, values=None, seed=0):
         return np.array(start) + 0.1 * noise
       case "scale":
         return 1 + 0.1 * noise
+      case "position":
+        return 0.05 * noise
       case "offset":
         return 0.1 * noise
       case name if name.startswith("sketch"):
@@ -273,6 +86,12 @@ def make_tokens(
     0.4 * sigmoid(normal()),
     sigmoid(normal(memory.window)),
   )
+  if memory.objective.gated:
+    # Errors are about as long: some tokens fall on each side.
+    gates = gates._replace(threshold=4 * np.exp(0.3 * normal()))
+  if memory.steps_once:
+    matrices = len(memory.entries(width, values or value_width(memory)))
+    gates = gates._replace(matrix_rate=0.1 * np.exp(normal(matrices)))
   tokens = Tokens(
     unit(normal(width)),
     unit(normal(width)),

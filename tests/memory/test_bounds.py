@@ -49,27 +49,29 @@ def test_gain_is_the_ratio_of_lengths_down_to_a_floor():
   assert all(np.all(np.isfinite(s)) for s in slope)
 
 
-def test_budget_is_the_largest_reached_growth():
+def test_growth_is_the_largest_reached():
   written = jnp.array([[0.5, 0.0], [0.5, 1.0]])
   overlap = jnp.array([[4.0, 1.0], [1.0, 9.0]])
   reach = jnp.array([[1.0, 0.0], [1.0, 1.0]])
-  got = bounds.budget_scale(written, overlap, reach)
+  got = bounds.growth(written, overlap, reach)
   np.testing.assert_allclose(got, [2.0, 9.5])
-  got = bounds.budget_scale(written / 10, overlap, reach)
-  np.testing.assert_allclose(got, [1.0, 1.0])
 
 
 def test_caps_by_matrix():
   bound = am.Bound(error_clip=2.0, weight_cap=3.0)
   weights = {"in": jnp.full((4, 9), 5.0), "out": jnp.full((2, 2), 0.1)}
-  got = bounds.cap_weights(bound, weights)
+  plain = am.ScalarRetention()
+  got = bounds.cap_weights(bound, weights, plain)
   np.testing.assert_allclose(np.linalg.norm(got["in"]), 3 * 2)
   np.testing.assert_array_equal(got["out"], weights["out"])
+  # Logarithms of weights start longer, and so does their ball.
+  got = bounds.cap_weights(bound, weights, am.KLRetention())
+  np.testing.assert_allclose(np.linalg.norm(got["in"]), 3 * 6)
   got = bounds.cap_momentum(bound, weights, 16)
   np.testing.assert_allclose(np.linalg.norm(got["in"]), 2 * 4)
   np.testing.assert_array_equal(got["out"], weights["out"])
   free = am.Bound(weight_cap=None)
-  assert bounds.cap_weights(free, weights) is weights
+  assert bounds.cap_weights(free, weights, plain) is weights
   assert bounds.cap_momentum(free, weights, 16) is weights
 
 

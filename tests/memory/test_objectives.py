@@ -22,6 +22,7 @@ def clipped(e, delta):
   ("objective", "value", "slope"),
   [
     (am.L2(), np.sum(E**2), 2 * E),
+    (am.L2(factor=0.5), np.sum(E**2) / 2, E),
     (am.DotProduct(), -np.sum(Y * V), -V),
     (am.Huber(1.0), 0.2**2 + 2 * 3.0 - 1, clipped(E, 1.0)),
     (am.Huber(5.0), np.sum(E**2), 2 * E),
@@ -53,18 +54,81 @@ def test_huber_does_not_square_a_large_error():
   np.testing.assert_array_equal(slope, [2, 2])
 
 
-@pytest.mark.parametrize("objective", [am.L2(), am.DotProduct(), am.Huber(0.5)])
+@pytest.mark.parametrize(
+  "objective",
+  [am.L2(), am.L2(0.5), am.DotProduct(), am.Huber(0.5), am.Lp(), am.Lp(2.0)],
+)
 def test_curvature_bounds_the_second_derivative(objective):
   y = 3 * jax.random.normal(jax.random.key(0), (50, 3), jnp.float64)
-  hessian = jax.vmap(jax.hessian(objective))(y, jnp.zeros_like(y))
-  largest = np.max(np.linalg.eigvalsh(hessian))
-  np.testing.assert_allclose(largest, objective.curvature, atol=1e-12)
+  zero = jnp.zeros_like(y)
+  hessian = jax.vmap(jax.hessian(objective))(y, zero)
+  largest = np.max(np.linalg.eigvalsh(hessian), axis=-1)
+  bound = objective.curvature(y, zero)
+  assert bound.shape == (50,)
+  assert np.all(largest <= bound + 1e-12)
+  # It is reached, and so no larger than it need be.
+  np.testing.assert_allclose(np.max(largest), np.max(bound), rtol=1e-6)
+  assert objective.curved == (np.max(bound) > 0)
 
 
-@pytest.mark.parametrize("objective", [am.L2(), am.DotProduct(), am.Huber(0.5)])
+EVERY = (am.L2(), am.DotProduct(), am.Huber(0.5), am.Lp(), am.SwitchedHuber())
+
+
+@pytest.mark.parametrize("objective", EVERY)
 def test_tokens_are_separate(objective):
   y = jax.random.normal(jax.random.key(0), (2, 4, 3))
   v = jax.random.normal(jax.random.key(1), (2, 4, 3))
-  whole = objective(y, v)
+  limit = jnp.full((2, 4), 1.5)
+  whole = objective(y, v, limit)
   assert whole.shape == (2, 4)
-  np.testing.assert_allclose(whole[1, 2], objective(y[1, 2], v[1, 2]))
+  one = objective(y[1, 2], v[1, 2], limit[1, 2])
+  np.testing.assert_allclose(whole[1, 2], one)
+  assert objective.curvature(y, v, limit).shape == (2, 4)
+
+
+@pytest.mark.parametrize("objective", EVERY)
+def test_no_error_is_too_large(objective):
+  """Slopes and their slopes at sizes that no square may have."""
+  y = jnp.array([0.0, 1.0, -1e4, 1e12, -1e30], jnp.float32)
+  token = (jnp.zeros_like(y), jnp.float32(2.0))
+  slope = jax.grad(objective)
+  assert np.all(np.isfinite(slope(y, *token)))
+  bent = jax.grad(lambda y: jnp.sum(jnp.cos(slope(y, *token))))(y)
+  assert np.all(np.isfinite(bent))
+
+
+def test_lp_is_the_power_of_the_error():
+  """arXiv 2504.13173, Eq. 11, at errors that are not tiny."""
+  for power in (2.0, 3.0, 4.0):
+    got, slope = jax.value_and_grad(am.Lp(power))(jnp.array(Y), jnp.array(V))
+    np.testing.assert_allclose(got, np.sum(np.abs(E) ** power), rtol=1e-4)
+    want = power * np.sign(E) * np.abs(E) ** (power - 1)
+    np.testing.assert_allclose(slope, want, rtol=1e-4, atol=1e-9)
+
+
+def test_lp_grows_linearly_beyond_its_largest_error():
+  lp = am.Lp(3.0)
+  run = jax.vmap(jax.value_and_grad(lambda e: lp(e[None], jnp.zeros(1))))
+  at = lp.largest * jnp.array([0.5, 1 - 1e-9, 1 + 1e-9, 4.0])
+  value, slope = run(at)
+  np.testing.assert_allclose(slope, [0.25e12, 1e12, 1e12, 1e12], rtol=1e-6)
+  np.testing.assert_allclose(value[1], value[2], rtol=1e-6)
+  np.testing.assert_allclose(value[3] - value[2], 3e12 * lp.largest, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("threshold", "small"), [(3.1, True), (2.9, False)])
+def test_the_switched_objective_looks_at_the_whole_error(threshold, small):
+  """arXiv 2504.13173, Eq. 26; the error's length is 3.007."""
+  arguments = jnp.array(Y), jnp.array(V), jnp.array(threshold)
+  run = jax.value_and_grad(am.SwitchedHuber(), argnums=(0, 2))
+  value, (slope, by_threshold) = run(*arguments)
+  # Of a smooth l_1 norm: the root of e^2 + 1e-6.
+  norm = np.sum(np.sqrt(E**2 + 1e-6))
+  if small:
+    np.testing.assert_allclose(value, np.sum(E**2) / 2, rtol=1e-12)
+    np.testing.assert_allclose(slope, E, rtol=1e-12)
+    assert by_threshold == 0
+  else:
+    np.testing.assert_allclose(value, threshold * norm, rtol=1e-12)
+    np.testing.assert_allclose(slope, threshold * np.sign(E), rtol=1e-4)
+    np.testing.assert_allclose(by_threshold, norm, rtol=1e-12)

@@ -13,15 +13,14 @@ import pytest
 
 from atlas_jax import memory as am
 from atlas_jax.memory.chunk import chunk
-from atlas_jax.memory.factors import Carry, Tokens, prepare
-from tests.memory.cases import (
-  BATCH,
-  HEADS,
-  MEMORIES,
-  MORE_MEMORIES,
-  WIDTH,
-  value_width,
+from atlas_jax.memory.factors import (
+  Carry,
+  Tokens,
+  prepare,
+  prepare_heads,
 )
+from tests.memory.cases import BATCH, HEADS, WIDTH, value_width
+from tests.memory.memories import MEMORIES, MORE_MEMORIES
 
 ALL = {**MEMORIES, **MORE_MEMORIES}
 LENGTH = 8
@@ -67,7 +66,15 @@ def shapes(memory, length=LENGTH, dtype=jnp.float32, batch=BATCH, heads=HEADS):
   of = lambda *shape: jax.ShapeDtypeStruct(
     (batch, length, heads, *shape), dtype
   )
-  gates = am.Gates(of(memory.retention.groups), of(), of(), of(memory.window))
+  matrices = len(memory.entries(WIDTH, value_width(memory)))
+  gates = am.Gates(
+    of(memory.retention.groups),
+    of(),
+    of(),
+    of(memory.window),
+    of() if memory.objective.gated else None,
+    of(matrices) if memory.steps_once else None,
+  )
   tokens = (of(WIDTH), of(WIDTH), of(value_width(memory)), gates)
   state = jax.eval_shape(
     lambda params: am.init_state(memory, params, batch, key_width=WIDTH), params
@@ -212,7 +219,10 @@ def chunk_program(memory, backward: bool):
       state.tail_value[0, :, 0],
       state.seen[0],
     )
-    return prepare(memory, params, WIDTH, jnp.float32), carry, tokens
+    own = prepare_heads(memory, params, jnp.float32)
+    shared = prepare(memory, params, WIDTH, jnp.float32)
+    shared |= jax.tree.map(lambda p: p[0], own)
+    return shared, carry, tokens
 
   shared, carry, tokens = jax.eval_shape(one_head, params, tokens, state)
   seen = carry.seen

@@ -8,43 +8,20 @@ import numpy as np
 import pytest
 
 from atlas_jax import memory as am
+from tests.memory.calls import call, with_gates
 from tests.memory.cases import (
   BATCH,
   HEADS,
   LENGTH,
-  MEMORIES,
-  MORE_MEMORIES,
-  POLYNOMIAL,
-  SMALL_MLP,
   assert_close,
   at,
   make_params,
   make_tokens,
   same_bits,
 )
+from tests.memory.memories import MEMORIES, MORE_MEMORIES, POLYNOMIAL, SMALL_MLP
 
 pytestmark = pytest.mark.usefixtures("x64")
-
-
-@functools.cache
-def compiled(memory):
-  return jax.jit(functools.partial(am.apply, memory))
-
-
-def call(memory, params, tokens):
-  return compiled(memory)(params, *tokens)
-
-
-def with_gates(tokens, **changes):
-  """Replaces gates by constants or arrays."""
-  gates = tokens.gates
-  full = {
-    name: jnp.broadcast_to(
-      jnp.asarray(x, jnp.float64), getattr(gates, name).shape
-    )
-    for name, x in changes.items()
-  }
-  return tokens._replace(gates=gates._replace(**full))
 
 
 def matrix_memory(**changes):

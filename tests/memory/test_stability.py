@@ -32,7 +32,59 @@ MEMORIES = {
     am.Identity(), am.MLP(depth=4, expansion=2, bias=True), am.GradientDescent()
   ),
 }
+NORMED = am.MLP(expansion=2, layer_norm=True)
+MEMORIES |= {
+  "ttt": bounded(
+    am.Identity(bias=True),
+    am.MLP(expansion=2, layer_norm=True, bias=True),
+    objective=am.L2(factor=0.5),
+    retention=am.NoRetention(),
+    window=1,
+    rate_by_position=True,
+  ),
+  "moneta": bounded(
+    am.Identity(),
+    NORMED,
+    objective=am.Lp(),
+    retention=am.LqRetention(),
+    window=1,
+  ),
+  "memora_with_thresholds": bounded(
+    am.Identity(),
+    NORMED,
+    objective=am.SwitchedHuber(),
+    retention=am.KLRetention(),
+    window=1,
+  ),
+  "lact": bounded(
+    am.Identity(),
+    am.GatedMLP(expansion=1.0, activation="silu", residual=False),
+    am.ChunkMuon(),
+    objective=am.DotProduct(),
+    retention=am.WeightNorm(),
+    window=1,
+    read="start",
+  ),
+}
 MORE_MEMORIES = {
+  "ttt_linear": bounded(
+    am.Identity(bias=True),
+    am.MLP(depth=1, layer_norm=True),
+    objective=am.L2(factor=0.5),
+    retention=am.NoRetention(),
+    window=1,
+    chunk=16,
+    rate_by_position=True,
+  ),
+  "yaad": bounded(
+    am.Identity(), NORMED, objective=am.SwitchedHuber(), window=1
+  ),
+  "memora": bounded(
+    am.Identity(), NORMED, retention=am.KLRetention(), window=1
+  ),
+  "powers_without_norm": bounded(
+    objective=am.Lp(4.0), retention=am.LqRetention(6.0)
+  ),
   "gated": bounded(
     am.Identity(), am.GatedMLP(expansion=2), am.Momentum(), read="before"
   ),
@@ -72,6 +124,7 @@ NAMES = (
   "forget all, open",
   "keep all",
   "write nothing",
+  "no threshold",
   "look at nothing",
   "almost shut",
   "almost open",
@@ -85,23 +138,26 @@ def ordinary(memory, length, seed=0) -> Tokens:
   random = np.random.default_rng(seed)
   normal = lambda *shape: random.normal(size=(length, 1, *shape))
   unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
-  return Tokens(
-    unit(normal(WIDTH)),
-    unit(normal(WIDTH)),
-    normal(WIDTH),
-    am.Gates(
-      -np.exp(normal(memory.retention.groups) - 4),
-      -np.exp(normal() - 2),
-      0.1 * np.exp(-np.square(normal())),
-      np.exp(-np.square(normal(memory.window))),
-    ),
+  vectors = unit(normal(WIDTH)), unit(normal(WIDTH)), normal(WIDTH)
+  gates = am.Gates(
+    -np.exp(normal(memory.retention.groups) - 4),
+    -np.exp(normal() - 2),
+    0.1 * np.exp(-np.square(normal())),
+    np.exp(-np.square(normal(memory.window))),
   )
+  if memory.objective.gated:
+    gates = gates._replace(threshold=3 * np.exp(normal()))
+  if memory.steps_once:
+    matrices = len(memory.entries(WIDTH, WIDTH))
+    gates = gates._replace(matrix_rate=np.exp(normal(matrices)))
+  return Tokens(*vectors, gates)
 
 
 def gates(tokens: Tokens, **constants) -> Tokens:
   changed = {
     name: np.full_like(getattr(tokens.gates, name), value)
     for name, value in constants.items()
+    if getattr(tokens.gates, name) is not None
   }
   return tokens._replace(gates=tokens.gates._replace(**changed))
 
@@ -147,10 +203,18 @@ def hostile(memory, length) -> dict[str, Tokens]:
     "forget all": gates(base, log_decay=NEVER),
     "forget all, open": gates(opened(base), log_decay=NEVER),
     "keep all": gates(base, log_decay=0.0, log_momentum=0.0),
-    "write nothing": gates(base, rate=0.0),
+    "write nothing": gates(base, rate=0.0, matrix_rate=0.0),
+    "no threshold": gates(opened(base), threshold=0.0),
     "look at nothing": gates(base, window=0.0),
     # Logits of 20 and -20: almost, but not exactly, 1 and 0.
-    "almost shut": gates(base, log_decay=-20.0, log_momentum=-20.0, rate=2e-9),
+    "almost shut": gates(
+      base,
+      log_decay=-20.0,
+      log_momentum=-20.0,
+      rate=2e-9,
+      threshold=2e-9,
+      matrix_rate=2e-9,
+    ),
     "almost open": gates(
       one, log_decay=-2e-9, log_momentum=-2e-9, rate=1.0, window=1.0
     ),
@@ -219,7 +283,9 @@ def test_values_and_gradients_are_finite(name):
   for parts in report.values():
     weights, momentum = parts["state"]
     for w in weights.values():
-      cap = memory.bound.weight_cap * np.sqrt(min(w.shape[-2:]))
+      shape = w.shape[-2:]
+      usual = memory.retention.start_scale(shape) * np.sqrt(np.prod(shape))
+      cap = memory.bound.weight_cap * usual
       assert np.linalg.norm(w) <= cap * 1.001
     for s in momentum.values():
       cap = memory.bound.error_clip * np.sqrt(WIDTH)

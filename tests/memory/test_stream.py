@@ -11,7 +11,6 @@ from atlas_jax import memory as am
 from tests.memory.cases import (
   BATCH,
   LENGTH,
-  MEMORIES,
   WIDTH,
   assert_close,
   cached,
@@ -25,6 +24,7 @@ from tests.memory.cases import (
   same_bits,
   stepped,
 )
+from tests.memory.memories import MEMORIES
 
 pytestmark = pytest.mark.usefixtures("x64")
 
