@@ -34,9 +34,16 @@ WINDOW_LOGITS = (2.0, 0.0)
 # A token's own weight in the windows of others before training.
 TOKEN_LOGIT = 2.0
 
+# Rates by matrix before training (as LaCT's; the step's length is not theirs).
+MATRIX_RATE = 1e-3
+
+# Thresholds before training, in units of sqrt(V): about as long as an error of
+# a memory that knows nothing.
+THRESHOLD = 1.0
+
 
 class MemoryGates(nnx.Module):
-  """The four gates of every token and head.
+  """The gates of every token and head.
 
   - decay: `alpha = min(1, (1 + EDGE) sigmoid(z))`, exactly 1 for z >= 6.9;
     given as its log, computed as `log_sigmoid`, never above 0;
@@ -45,6 +52,9 @@ class MemoryGates(nnx.Module):
     z <= -6.9;
   - window: `gamma = sigmoid(z)`, one for each of the `memory.window` latest
     tokens;
+  - threshold, of an objective that has one: `sqrt(V) softplus(z)`;
+  - rate by matrix, for a memory that steps once a chunk: `softplus(z)` for each
+    of its matrices, in place of the rate, which is then 1;
   - token, if asked for: `sigmoid(z)`, a factor on the weight that this token
     has in its own and in all later windows, see `token_weight`.
 
@@ -58,7 +68,7 @@ class MemoryGates(nnx.Module):
     memory: The memory, which says what gates there are.
     decay_start: alpha before training, below 1.
     momentum_start: theta before training.
-    rate_max: Largest eta; None: `default_rate(memory)`.
+    rate_max: Largest eta; None: `default_rate(memory, dim // heads)`.
     rate_start: eta before training, as a share of `rate_max`.
     token_gate: Whether there is a gate of the token looked at, besides those
       of the token that looks.
@@ -94,7 +104,10 @@ class MemoryGates(nnx.Module):
       raise UserError(f"rate_max {rate_max}: use a positive number")
     self.memory = memory
     self.heads = heads
-    self.rate_max = default_rate(memory) if rate_max is None else rate_max
+    width = dim // heads
+    if rate_max is None:
+      rate_max = default_rate(memory, width)
+    self.rate_max = rate_max
 
     def affine(outputs: int, *starts: float) -> _Affine:
       return _Affine(dim, heads, outputs, starts, param_dtype)
@@ -104,8 +117,16 @@ class MemoryGates(nnx.Module):
       self.decay = affine(groups, logit(decay_start / (1 + EDGE)))
     if memory.has_momentum:
       self.momentum = affine(1, logit(momentum_start))
-    self.rate = affine(1, logit((rate_start + EDGE) / (1 + EDGE)))
-    self.weighs_window = memory.window > 1 or memory.orthogonalises
+    if memory.steps_once:
+      matrices = len(memory.entries(width, width))
+      self.matrix_rate = affine(matrices, inverse_softplus(MATRIX_RATE))
+    else:
+      self.rate = affine(1, logit((rate_start + EDGE) / (1 + EDGE)))
+    if memory.objective.gated:
+      self.threshold = affine(1, inverse_softplus(THRESHOLD))
+      self.threshold_unit = math.sqrt(width)
+    muon = memory.orthogonalises and not memory.steps_once
+    self.weighs_window = memory.window > 1 or muon
     if self.weighs_window:
       self.window = affine(memory.window, *WINDOW_LOGITS)
     self.weighs_tokens = token_gate
@@ -144,27 +165,43 @@ class MemoryGates(nnx.Module):
     log_momentum = jnp.zeros(leading, x.dtype)
     if self.memory.has_momentum:
       log_momentum = jax.nn.log_sigmoid(self.momentum(x))[..., 0]
-    stretched = (1 + EDGE) * jax.nn.sigmoid(self.rate(x))[..., 0] - EDGE
+    rate, matrix_rate, threshold = jnp.ones(leading, x.dtype), None, None
+    if self.memory.steps_once:
+      matrix_rate = jax.nn.softplus(self.matrix_rate(x))
+    else:
+      stretched = (1 + EDGE) * jax.nn.sigmoid(self.rate(x))[..., 0] - EDGE
+      rate = self.rate_max * clip_through(stretched, lowest=0.0)
+    if self.memory.objective.gated:
+      softplus = jax.nn.softplus(self.threshold(x))[..., 0]
+      threshold = self.threshold_unit * softplus
     window = jnp.ones((*leading, self.memory.window), x.dtype)
     if self.weighs_window:
       window = jax.nn.sigmoid(self.window(x))
     return am.Gates(
       log_decay=log_decay,
       log_momentum=log_momentum,
-      rate=self.rate_max * clip_through(stretched, lowest=0.0),
+      rate=rate,
       window=window,
+      threshold=threshold,
+      matrix_rate=matrix_rate,
     )
 
 
-def default_rate(memory: am.Memory) -> float:
-  """The largest step per token that suits a memory.
+def default_rate(memory: am.Memory, width: int) -> float:
+  """The largest step per token that suits a memory of keys of this width.
 
   Muon's step has length 1 whatever the gradient, and a block's tokens add
   their rates up: 0.1 a token. All others add up the window's gradients, which
   before training weigh `0.88 + 0.5 (window - 1)` together; the rate is divided
   by that, so that a window does not mean a larger step. One then lets a deep
   memory write a fact in one go; the bound limits what is too much.
+
+  Where the rate goes by position it is that of TTT (arXiv 2407.04620): 1 for
+  one matrix and 0.1 for more, over the width, for keys of length sqrt(width).
   """
+  if memory.rate_by_position:
+    base = 1.0 if len(memory.entries(width, width)) == 1 else 0.1
+    return base / width
   if memory.orthogonalises:
     return 0.1
   if memory.window == 1:
@@ -176,6 +213,11 @@ def default_rate(memory: am.Memory) -> float:
 def logit(share: float) -> float:
   """The z with `sigmoid(z) = share`."""
   return math.log(share) - math.log1p(-share)
+
+
+def inverse_softplus(y: float) -> float:
+  """The z with `softplus(z) = y`."""
+  return y + math.log(-math.expm1(-y))
 
 
 def clip_through(

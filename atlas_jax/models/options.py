@@ -48,14 +48,17 @@ class MemoryOptions:
   bias: bool | None = field(
     None, "Give the matrices of an MLP memory after the first a bias."
   )
-  objective: Literal["l2", "dot", "huber"] | None = field(
-    None, "What the memory minimises at test time."
+  objective: Literal["l2", "dot", "huber", "lp", "switched_huber"] | None = (
+    field(None, "What the memory minimises at test time.")
   )
   huber_delta: float | None = field(
     None, "Error from which the Huber objective is linear."
   )
-  optimizer: Literal["gd", "momentum", "muon"] | None = field(
-    None, "How the memory descends: gradient descent, momentum or Muon."
+  lp_power: float | None = field(None, "Power p of the lp objective, 2 to 4.")
+  optimizer: Literal["gd", "momentum", "muon", "chunk_muon"] | None = field(
+    None,
+    "How the memory descends: gradient descent, momentum, Muon, or Muon once "
+    "per chunk (with window 1 and read start).",
   )
   muon_every: int | None = field(
     None,
@@ -69,12 +72,19 @@ class MemoryOptions:
   muon_dtype: Literal["state", "float32", "bfloat16"] | None = field(
     None, "Operand type of the Newton-Schulz products; state: the carry's."
   )
-  retention: Literal["off", "scalar", "channel"] | None = field(
+  retention: (
+    Literal["off", "scalar", "channel", "lq", "kl", "weight_norm"] | None
+  ) = field(
     None,
-    "Decay of the memory: off, one per head, or one per group of channels.",
+    "Decay of the memory: off, one per head, or one per group of channels; one "
+    "per head under an l_q norm (lq) or of the weights' logarithms (kl); "
+    "weight_norm: none, but rows keep their length.",
   )
   decay_groups: int | None = field(
     None, "Groups of output channels with a decay of their own."
+  )
+  lq_power: float | None = field(
+    None, "Power q of the retention lq, 2 or more."
   )
   window: int | None = field(
     None, "Tokens whose objective is summed at each step of the memory (c)."
@@ -82,8 +92,15 @@ class MemoryOptions:
   chunk: int | None = field(
     None, "Tokens that share the weights at which gradients are taken (b)."
   )
-  read: Literal["after", "before"] | None = field(
-    None, "Read the memory after or before a token's own write."
+  read: Literal["after", "before", "start"] | None = field(
+    None,
+    "Read the memory after or before a token's own write; start: as it was at "
+    "the chunk's start, for chunk_muon.",
+  )
+  rate_by_position: bool | None = field(
+    None,
+    "Divide what a chunk has written by its number of tokens so far, with a "
+    "learned correction (TTT; plain descent only).",
   )
   bound: Literal["default", "off"] | None = field(
     None, "Limits that keep the memory finite; off: the bare equations."

@@ -10,12 +10,26 @@ from atlas_jax.memory.bounds import UNBOUNDED, Bound
 from atlas_jax.memory.config import Memory
 from atlas_jax.memory.features import Identity, Polynomial
 from atlas_jax.memory.networks import MLP, GatedMLP, Matrix
-from atlas_jax.memory.objectives import L2, DotProduct, Huber
-from atlas_jax.memory.optimizers import GradientDescent, Momentum, Muon
+from atlas_jax.memory.objectives import (
+  L2,
+  DotProduct,
+  Huber,
+  Lp,
+  SwitchedHuber,
+)
+from atlas_jax.memory.optimizers import (
+  ChunkMuon,
+  GradientDescent,
+  Momentum,
+  Muon,
+)
 from atlas_jax.memory.retention import (
   ChannelRetention,
+  KLRetention,
+  LqRetention,
   NoRetention,
   ScalarRetention,
+  WeightNorm,
 )
 from atlas_jax.models.options import MemoryOptions
 
@@ -83,6 +97,61 @@ MIXERS: Mapping[str, Memory] = {
     retention=ScalarRetention(),
     window=2,
   ),
+  # A bias of the first matrix is a feature 1.
+  "ttt_linear": Memory(
+    features=Identity(bias=True),
+    network=MLP(depth=1, layer_norm=True),
+    objective=L2(factor=0.5),
+    optimizer=GradientDescent(),
+    retention=NoRetention(),
+    window=1,
+    chunk=16,
+    rate_by_position=True,
+  ),
+  "ttt_mlp": Memory(
+    features=Identity(bias=True),
+    network=MLP(layer_norm=True, bias=True),
+    objective=L2(factor=0.5),
+    optimizer=GradientDescent(),
+    retention=NoRetention(),
+    window=1,
+    chunk=16,
+    rate_by_position=True,
+  ),
+  "moneta": Memory(
+    features=Identity(),
+    network=MLP(layer_norm=True),
+    objective=Lp(power=3.0),
+    optimizer=GradientDescent(),
+    retention=LqRetention(power=4.0),
+    window=1,
+  ),
+  "yaad": Memory(
+    features=Identity(),
+    network=MLP(layer_norm=True),
+    objective=SwitchedHuber(),
+    optimizer=GradientDescent(),
+    retention=ScalarRetention(),
+    window=1,
+  ),
+  "memora": Memory(
+    features=Identity(),
+    network=MLP(layer_norm=True),
+    objective=L2(factor=0.5),
+    optimizer=GradientDescent(),
+    retention=KLRetention(),
+    window=1,
+  ),
+  "lact": Memory(
+    features=Identity(),
+    network=GatedMLP(expansion=1.0, activation="silu", residual=False),
+    objective=DotProduct(),
+    optimizer=ChunkMuon(),
+    retention=WeightNorm(),
+    window=1,
+    chunk=2048,
+    read="start",
+  ),
 }
 
 # For each part of a memory: its kinds by name, and which option of
@@ -104,11 +173,22 @@ _PARTS: Mapping[str, tuple[Mapping[str, type], Mapping[str, str]]] = {
     },
   ),
   "objective": (
-    {"l2": L2, "dot": DotProduct, "huber": Huber},
-    {"huber_delta": "delta"},
+    {
+      "l2": L2,
+      "dot": DotProduct,
+      "huber": Huber,
+      "lp": Lp,
+      "switched_huber": SwitchedHuber,
+    },
+    {"huber_delta": "delta", "lp_power": "power"},
   ),
   "optimizer": (
-    {"gd": GradientDescent, "momentum": Momentum, "muon": Muon},
+    {
+      "gd": GradientDescent,
+      "momentum": Momentum,
+      "muon": Muon,
+      "chunk_muon": ChunkMuon,
+    },
     {
       "muon_every": "every",
       "muon_steps": "steps",
@@ -121,8 +201,11 @@ _PARTS: Mapping[str, tuple[Mapping[str, type], Mapping[str, str]]] = {
       "off": NoRetention,
       "scalar": ScalarRetention,
       "channel": ChannelRetention,
+      "lq": LqRetention,
+      "kl": KLRetention,
+      "weight_norm": WeightNorm,
     },
-    {"decay_groups": "groups"},
+    {"decay_groups": "groups", "lq_power": "power"},
   ),
 }
 
@@ -162,7 +245,7 @@ def override(memory: Memory, options: MemoryOptions) -> Memory:
   }
   changes = {name: _part(memory, name, given) for name in _PARTS}
   changes["bound"] = _bound(memory.bound, given)
-  for name in ("window", "chunk", "read"):
+  for name in ("window", "chunk", "read", "rate_by_position"):
     if name in given:
       changes[name] = given[name]
   return dataclasses.replace(memory, **changes)

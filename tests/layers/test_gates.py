@@ -48,13 +48,14 @@ def test_values_and_slopes_are_finite_and_in_range(z):
   gates = with_logits(MEMORY, z)
   x = jnp.zeros((1, 1, 8))
   out = gates(x)
-  for gate in out:
+  for gate in jax.tree.leaves(out):
     assert jnp.all(jnp.isfinite(gate))
   assert jnp.all(out.log_decay <= 0)
   assert jnp.all(out.log_momentum <= 0)
   assert jnp.all((out.rate >= 0) & (out.rate <= 0.5))
   assert jnp.all((out.window >= 0) & (out.window <= 1))
-  slope = jax.grad(lambda gates: sum(jnp.sum(gate) for gate in gates(x)))(gates)
+  total = lambda gates: sum(jnp.sum(g) for g in jax.tree.leaves(gates(x)))
+  slope = jax.grad(total)(gates)
   assert all(jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(slope))
 
 
@@ -94,7 +95,7 @@ def test_log_decay_loses_no_bits_near_one():
 def test_gates_are_float32_for_bfloat16():
   gates = MemoryGates(8, 2, MEMORY)
   out = gates(jnp.ones((1, 2, 8), jnp.bfloat16))
-  assert {gate.dtype for gate in out} == {jnp.dtype("float32")}
+  assert {gate.dtype for gate in jax.tree.leaves(out)} == {jnp.dtype("float32")}
 
 
 def test_a_memory_has_only_the_gates_it_uses():
@@ -116,8 +117,56 @@ def test_a_window_does_not_mean_a_larger_step():
   wide = dataclasses.replace(gd, window=16)
   x = jnp.zeros((1, 1, 8))
   out = MemoryGates(8, 1, wide)(x)
-  summed = default_rate(wide) * jnp.sum(out.window)
-  np.testing.assert_allclose(summed, default_rate(gd), rtol=1e-6)
+  summed = default_rate(wide, 8) * jnp.sum(out.window)
+  np.testing.assert_allclose(summed, default_rate(gd, 8), rtol=1e-6)
+
+
+def test_rates_by_position_are_those_of_test_time_training():
+  one = dataclasses.replace(
+    MEMORY,
+    network=am.MLP(depth=1),
+    optimizer=am.GradientDescent(),
+    window=1,
+    rate_by_position=True,
+  )
+  assert default_rate(one, 8) == 1 / 8
+  assert default_rate(dataclasses.replace(one, network=am.MLP()), 8) == 0.1 / 8
+
+
+def test_thresholds_are_as_long_as_an_error_before_training():
+  memory = dataclasses.replace(
+    MEMORY,
+    objective=am.SwitchedHuber(),
+    optimizer=am.GradientDescent(),
+    window=1,
+  )
+  gates = MemoryGates(32, 2, memory)
+  assert sorted(nnx.to_pure_dict(nnx.state(gates))) == [
+    *("decay", "rate", "threshold")
+  ]
+  out = gates(jnp.ones((1, 3, 32)))
+  np.testing.assert_allclose(out.threshold, np.full((1, 3, 2), 4.0), rtol=1e-6)
+  assert out.matrix_rate is None
+
+
+def test_a_step_per_chunk_has_rates_by_matrix():
+  memory = dataclasses.replace(
+    MEMORY,
+    network=am.GatedMLP(),
+    optimizer=am.ChunkMuon(),
+    window=1,
+    read="start",
+  )
+  gates = MemoryGates(32, 2, memory)
+  assert sorted(nnx.to_pure_dict(nnx.state(gates))) == [
+    *("decay", "matrix_rate", "momentum")
+  ]
+  out = gates(jnp.ones((1, 3, 32)))
+  np.testing.assert_allclose(
+    out.matrix_rate, np.full((1, 3, 2, 3), 1e-3), rtol=1e-4
+  )
+  np.testing.assert_array_equal(out.rate, 1.0)
+  assert out.threshold is None
 
 
 def test_logit_inverts_the_sigmoid():
