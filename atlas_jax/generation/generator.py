@@ -148,10 +148,11 @@ class Generator:
       for row, length in enumerate(lengths.tolist()):
         tokens[row, :length] = ids[row][begin : begin + length]
       held += longest
-      if room is not None:
+      if room is not None and held > room:
         room = _room(room, held)
+        context = self._program.resize(self._params, context, room)
       context = self._program.read(
-        self._params, context, jnp.asarray(tokens), jnp.asarray(lengths), room
+        self._params, context, jnp.asarray(tokens), jnp.asarray(lengths)
       )
     return self._program.prepare(self._params, context)
 

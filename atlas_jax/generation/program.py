@@ -49,9 +49,9 @@ class Program:
 
   Attributes:
     start: (params, rows) -> Context before any token.
-    read: (params, context, tokens [B, T], lengths [B], capacity) -> Context
-      after the first `lengths` tokens of each row, with room for `capacity`
-      tokens if the state grows; consumes the context.
+    read: (params, context, tokens [B, T], lengths [B]) -> Context after the
+      first `lengths` tokens of each row; consumes the context. A state that
+      grows must have room for them, and keeps its room.
     resize: (params, context, capacity) -> the same with room for `capacity`
       tokens.
     capacity: (params, context) -> the tokens there is room for; None: any.
@@ -93,12 +93,14 @@ def make_program(graph: nnx.GraphDef) -> Program:
     context: Context,
     tokens: Int[Array, "B T"],
     lengths: Int[Array, "B"],
-    capacity: int | None,
   ) -> Context:
     model = nnx.merge(graph, params)
     state, logits = read_segment(model, context.state, tokens, lengths)
-    if capacity is not None:
-      state = model.resize(state, capacity)
+    room = model.capacity(context.state)
+    if room is not None:
+      # The read adds room for its tokens; as large as before, the state can
+      # take the place of the one that is consumed.
+      state = model.resize(state, room)
     logits = jnp.where((lengths > 0)[:, None], logits, context.logits)
     return Context(state, logits, context.drawn, context.length + lengths)
 
@@ -135,7 +137,7 @@ def make_program(graph: nnx.GraphDef) -> Program:
 
   return Program(
     start=jax.jit(start, static_argnums=1),
-    read=jax.jit(read, donate_argnums=1, static_argnums=4),
+    read=jax.jit(read, donate_argnums=1),
     resize=jax.jit(resize, static_argnums=2),
     capacity=capacity,
     prepare=jax.jit(prepare, donate_argnums=1),
