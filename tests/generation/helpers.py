@@ -61,10 +61,12 @@ class LetterTokenizer(Tokenizer):
     return [LETTERS.index(letter) for letter in text]
 
 
-def random_model(vocab: int) -> models.LanguageModel:
+def random_model(
+  vocab: int, config: models.ModelConfig = CONFIG
+) -> models.LanguageModel:
   """A model whose every parameter is somewhere in general."""
   random = np.random.default_rng(1)
-  graph, params = split_model(models.build(CONFIG, vocab))
+  graph, params = split_model(models.build(config, vocab))
   params = jax.tree.map(
     lambda p: p + jnp.asarray(0.2 * random.standard_normal(p.shape), p.dtype),
     params,
