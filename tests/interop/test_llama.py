@@ -112,6 +112,18 @@ def test_changes_are_laid_over_it(tiny_file):
   assert 0 < error < 0.05
 
 
+def test_another_mixer_with_the_same_parameters_takes_the_weights(tiny_file):
+  ids = text_ids()
+  model, _ = interop.load(str(tiny_file))
+  changes = {"mixer": "swa", "attention.window": LENGTH}
+  whole, _ = interop.load(str(tiny_file), changes)
+  close(run(whole, ids), run(model, ids), 1e-5)
+  short, _ = interop.load(str(tiny_file), {**changes, "attention.window": 3})
+  have, want = run(short, ids), run(model, ids)
+  close(have[:3], want[:3], 1e-5)
+  assert np.abs(have[3:] - want[3:]).max(-1).min() > 1e-3
+
+
 @pytest.mark.parametrize(
   ("changes", "says"),
   [
