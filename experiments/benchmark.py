@@ -2,11 +2,15 @@
 
   python -m experiments.benchmark --suite=memory
   python -m experiments.benchmark --suite=bounds
+  python -m experiments.benchmark --suite=mixers
 
 `memory` times the layer beside the obvious ways and attention (OUT/benchmark.md
 and OUT/results/memory.json); `bounds` compares what keeps the inner descent
-finite (OUT/bounds.md and OUT/results/bounds.json).
+finite (OUT/bounds.md and OUT/results/bounds.json); `mixers` times every mixer
+by name (OUT/mixers.md, OUT/results/mixers.json and OUT/images/mixers.png).
 """
+
+import pathlib
 
 from absl import flags as absl_flags
 
@@ -14,18 +18,25 @@ from atlas_jax.benchmark import (
   bounds,
   bounds_report,
   files,
+  mixers,
+  mixers_report,
   speed,
   speed_report,
 )
 from atlas_jax.errors import UserError
 from experiments import flags
 
-_SUITE = absl_flags.DEFINE_string("suite", None, "memory or bounds.")
+_SUITE = absl_flags.DEFINE_string("suite", None, "memory, bounds or mixers.")
 _OUT = absl_flags.DEFINE_string("out", "docs", "Folder of the reports.")
 _LENGTHS = absl_flags.DEFINE_list(
-  "lengths", [str(n) for n in speed.LENGTHS], "Tokens of a sequence (memory)."
+  "lengths",
+  [str(n) for n in speed.LENGTHS],
+  "Tokens of a sequence (memory, mixers).",
 )
 _REPEATS = absl_flags.DEFINE_integer("repeats", 5, "Rounds of calls (memory).")
+_MIXERS = absl_flags.DEFINE_list(
+  "mixers", [], "Names of mixers; all if empty (mixers)."
+)
 _COMMAND = "python -m experiments.benchmark --suite="
 
 
@@ -45,8 +56,20 @@ def main() -> None:
     result = bounds.run(bounds.Options(), _say)
     text = bounds_report.markdown(result, _COMMAND + suite)
     paths = files.write(_OUT.value, "bounds", suite, text, result)
+  elif suite == "mixers":
+    options = mixers.Options(
+      names=tuple(_MIXERS.value),
+      lengths=speed.parse_lengths(_LENGTHS.value),
+    )
+    files.check(_OUT.value)
+    result = mixers.run(options, _say)
+    text = mixers_report.markdown(result, _COMMAND + suite)
+    paths = files.write(_OUT.value, "mixers", suite, text, result)
+    picture = pathlib.Path(_OUT.value) / "images" / "mixers.png"
+    mixers_report.draw(result, picture)
+    paths = (*paths, picture)
   else:
-    raise UserError(f"unknown suite {suite!r}: use memory or bounds")
+    raise UserError(f"unknown suite {suite!r}: use memory, bounds or mixers")
   print("wrote", *paths)
 
 

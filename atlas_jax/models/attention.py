@@ -1,11 +1,9 @@
 """Attention as entries of the registry."""
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from atlas_jax.errors import UserError
 from atlas_jax.layers.attention_mixer import AttentionMixer
 from atlas_jax.layers.initial import Source
 from atlas_jax.layers.mixer import Mixer
@@ -41,29 +39,12 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def options_of(config: "ModelConfig", name: str) -> dict[str, Any]:
-  """The options of this mixer, with those of the configuration laid over.
-
-  Raises:
-    UserError: One is set that none of the model's mixers reads.
-  """
-  defaults = _DEFAULTS[name]
-  known = {
-    option
-    for mixer in config.mixers
-    for option in _DEFAULTS.get(mixer, defaults)
-  }
-  values = dict(defaults)
-  for spec in dataclasses.fields(config.attention):
-    value = getattr(config.attention, spec.name)
-    if value is None:
-      continue
-    if spec.name in defaults:
-      values[spec.name] = value
-    elif spec.name not in known:
-      raise UserError(
-        f"model.attention.{spec.name} is set, but {name} has no use for it: "
-        "leave it out"
-      )
+  """The options of this mixer, with those of the configuration laid over."""
+  values = dict(_DEFAULTS[name])
+  for option in values:
+    given = getattr(config.attention, option)
+    if given is not None:
+      values[option] = given
   return values
 
 
@@ -90,7 +71,7 @@ def _entry(name: str, **cells: str) -> Entry:
   return Entry(
     family="attention",
     make=_make_reformer if name == "reformer" else make,
-    options=("attention",),
+    options=tuple(f"attention.{option}" for option in _DEFAULTS[name]),
     objective="Σ_i s(k_i, q)‖v_i - y‖²",
     network="list of keys and values",
     optimizer="closed form",

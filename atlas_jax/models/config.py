@@ -160,13 +160,14 @@ class ModelConfig:
 
   def _check_options(self, mixers: tuple[str, ...]) -> None:
     """Refuses options that no mixer of the model reads."""
-    read = {branch for name in mixers for branch in REGISTRY[name].options}
+    read = {option for name in mixers for option in REGISTRY[name].options}
     for spec in dataclasses.fields(self):
       value = getattr(self, spec.name)
       if not dataclasses.is_dataclass(value) or spec.name in read:
         continue
       for option in dataclasses.fields(value):
-        if getattr(value, option.name) is not None:
+        unread = f"{spec.name}.{option.name}" not in read
+        if unread and getattr(value, option.name) is not None:
           raise UserError(
             f"model.{spec.name}.{option.name} is set, but "
             f"{', '.join(mixers)} has no use for it: leave it out"

@@ -21,8 +21,9 @@ class Entry:
     family: Section of the table.
     make: Makes the mixer of one block from a configuration and the source of
       its starting weights.
-    options: Branches of the configuration that it reads; setting a field of
-      another is an error.
+    options: What it reads of the configuration's branches: a branch
+      ("memory"), or fields of one ("attention.window"). Setting another field
+      is an error.
     equation: What it computes, in plain text.
     objective, network, optimizer, retention, window: What is minimised, by
       which architecture, how, what decays, over how many tokens.

@@ -51,7 +51,9 @@ def get(
       layers=whole_turns(2, mixer, pattern),
       dim=192,
       heads=3,
-      mlp_hidden=768,
+      # Of a transformer; an Atlas of as many parameters has 768.
+      mlp_hidden=912,
+      match="transformer",
       # Activations of so short windows fit; computing them twice costs time.
       remat=False,
       memory=options if len(set(deep)) < 2 else _MEMORY,
