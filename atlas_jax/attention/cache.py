@@ -53,7 +53,8 @@ class WindowCache(NamedTuple):
 
   Attributes:
     recent: The last W - 1 tokens, the newest at the end.
-    first: The first G tokens, the oldest at the front.
+    first: Those of the first G tokens that are not recent, the oldest at the
+      front.
     count: How many tokens there have been.
   """
 
@@ -187,51 +188,52 @@ def extend_window(
   end = lengths[:, None]
   reach, firsts = (x.key.shape[1] for x in (cache.recent, cache.first))
   near = end + jnp.arange(-reach, 0, dtype=jnp.int32)[None]
-  recent = pick(cache.recent, entries, near + reach, near >= begin)
+  recent = pick([cache.recent, entries], near + reach, near >= begin)
   number = jnp.arange(firsts, dtype=jnp.int32)[None]
-  source = first_index(begin, number, firsts)
-  first = pick(cache.first, entries, source, begin + number < end)
+  source = place_of(cache, begin, number)
+  old = begin + number < end - reach
+  first = pick([cache.first, cache.recent, entries], source, old)
   return WindowCache(recent, first, (end - begin)[:, 0])
 
 
-def first_index(
-  begin: Int[Array, "*shape"], number: Int[Array, "*shape"], firsts: int
+def place_of(
+  cache: WindowCache, begin: Int[Array, "*shape"], number: Int[Array, "*shape"]
 ) -> Int[Array, "*shape"]:
-  """Where the first tokens of a document are, among kept ones and new ones.
+  """Where a document's first tokens are among `first`, `recent` and new ones.
 
   Args:
+    cache: What went before the new tokens.
     begin: Start of the document in the call; negative: before it.
     number: Which of its tokens, from 0.
-    firsts: How many kept ones stand before the new ones.
   """
+  reach, firsts = (x.key.shape[1] for x in (cache.recent, cache.first))
   index = begin + number
-  return jnp.where(index < 0, number, index + firsts)
+  return jnp.where(index < -reach, number, index + (reach + firsts))
 
 
 def pick(
-  before: Entries,
-  entries: Entries,
+  parts: list[Entries],
   source: Int[Array, "B S"],
   keep: Bool[Array, "B S"] | None = None,
 ) -> Entries:
-  """Entries by their index among kept ones followed by new ones.
+  """Entries by their index among several, one after the other.
 
   Args:
-    before: Kept ones [B, M, ...].
-    entries: New ones [B, T, ...].
+    parts: Each [B, ..., N, K]; the first says of what type the others become.
     source: Which to take; those beyond the ends are some others.
     keep: Where to take any; zeros elsewhere.
   """
 
-  def take(old: Array, new: Array) -> Array:
-    joined = jnp.concatenate([old, new.astype(old.dtype)], axis=1)
+  def take(*arrays: Array) -> Array:
+    kind = arrays[0].dtype
+    joined = jnp.concatenate([x.astype(kind) for x in arrays], axis=1)
     index = jnp.clip(source, 0, max(joined.shape[1] - 1, 0))
     x = jnp.take_along_axis(joined, _like(index, joined), axis=1)
     if keep is None:
       return x
     return jnp.where(_like(keep, x), x, jnp.zeros((), x.dtype))
 
-  return jax.tree.map(take, before, entries)
+  return jax.tree.map(take, *parts)
 
 
 def _within(count: Array, capacity: int) -> Array:

@@ -1,11 +1,14 @@
 """Softmax attention over a mask, whole or a few queries at a time.
 
-The kernel is `jax.nn.dot_product_attention`. What it does, as read and tested
-here: scores and softmax are float32 for any input type, so float64 needs a form
-of its own; a query that sees nothing gets the mean of all values; a masked
-score is replaced by a large finite number, so that nothing is lost but the
-value of a masked key is still multiplied (by 0: it has to be finite); scores of
-all queries against all keys exist at once, so long sequences go in pieces.
+The kernel is `jax.nn.dot_product_attention`. What it does, as read and tested:
+- scores and softmax are float32 for any type, so float64 has a form of its own;
+- for narrow types the backward pass does not compile under strict promotion, so
+  they are widened: as fast where float32 products are of bfloat16 by default;
+- a masked score becomes a large finite number: nothing is lost, but the value
+  of a masked key is still multiplied, by 0, and has to be finite;
+- a query that sees nothing gets the mean of all values;
+- scores of all queries against all keys exist at once, so long sequences go in
+  pieces.
 """
 
 from collections.abc import Callable
@@ -34,32 +37,31 @@ def attend(
 ) -> Float[Array, "B T H K"]:
   """`softmax(scale q k) v` over the keys that the mask leaves.
 
-  Products of float32 are of full precision on every device.
+  Products of float32 are of full precision on every device; those of narrower
+  types are of the precision that is set for float32.
 
   Args:
     query: Queries of H heads.
-    key, value: Keys and values of N heads, of the queries' type; N divides H,
-      and H / N queries in a row share one of them.
+    key, value: Keys and values of N heads; N divides H, and H / N queries in
+      a row share one of them.
     mask: True where a query sees a key; None: everywhere. A query that sees no
       key at all gets a finite number without meaning.
     scale: Factor on q k; None: `K ** -0.5`.
 
   Returns:
-    Means of values, in their type; softmax in float32, float64 for float64.
+    Means of values, in the queries' type; softmax in float32, float64 for
+    float64.
   """
-  if query.dtype == jnp.float64:
+  kind = query.dtype
+  query, key, value = widened(query), widened(key), widened(value)
+  if kind == jnp.float64:
     return _attend_float64(query, key, value, mask, scale)
   precision = jax.config.jax_default_matmul_precision
-  if query.dtype == jnp.float32:
+  if kind == jnp.float32:
     precision = "float32"
-  # The kernel names types whose promotion a strict caller forbids.
-  with (
-    jax.default_matmul_precision(precision),
-    jax.numpy_dtype_promotion("standard"),
-  ):
-    return jax.nn.dot_product_attention(
-      query, key, value, mask=mask, scale=scale
-    )
+  with jax.default_matmul_precision(precision):
+    y = jax.nn.dot_product_attention(query, key, value, mask=mask, scale=scale)
+  return y.astype(kind)
 
 
 def in_pieces(

@@ -174,9 +174,7 @@ def _part(
       itself = (column == index)[:, None]
       shared = share_bucket(some.bucket, joined.bucket)
       mask = itself_if_alone(mask & shared & ~itself, itself)
-    kind = some.query.dtype
-    k, v = keys.astype(kind), values.astype(kind)
     mask = seeing_persistent(persistent, mask)
-    return attend(some.query, k, v, mask, scale=scale)
+    return attend(some.query, keys, values, mask, scale=scale)
 
   return in_pieces(attend_to, queries, piece)

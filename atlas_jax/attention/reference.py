@@ -163,7 +163,6 @@ def _load(past: Cache | WindowCache) -> _Memory:
     reach, firsts = past.recent.key.shape[1], past.first.key.shape[1]
     recent = count - reach + jnp.arange(reach, dtype=jnp.int32)[None]
     first = jnp.arange(firsts, dtype=jnp.int32)[None]
-    # Those that are among the recent ones as well are taken from there.
     first = jnp.where(first < count - reach, first, -1)
     place = jnp.concatenate([recent, first], axis=1)
     entries = jax.tree.map(
@@ -206,4 +205,6 @@ def _store(
   recent = memory.count[:, None] - reach
   recent = recent + jnp.arange(reach, dtype=jnp.int32)[None]
   first = jnp.arange(firsts, dtype=jnp.int32)[None]
+  # The recent ones are not kept twice.
+  first = jnp.where(first < memory.count[:, None] - reach, first, -1)
   return WindowCache(find(recent, False), find(first, False), memory.count)

@@ -15,8 +15,8 @@ from atlas_jax.attention.cache import (
   Entries,
   WindowCache,
   empty_window,
-  first_index,
   pick,
+  place_of,
 )
 from atlas_jax.attention.core import (
   PIECE,
@@ -125,9 +125,7 @@ def window_attention(
       same = start == block.begin[..., None]
       mask = jnp.concatenate([far[:, None] & same, near], axis=-1)[:, None]
       mask = seeing_persistent(persistent, mask)
-      kind = queries.query.dtype
-      k, v = keys.astype(kind), values.astype(kind)
-      return attend(queries.query, k, v, mask, scale=scale)
+      return attend(queries.query, keys, values, mask, scale=scale)
 
     return in_pieces(some, block.queries, piece)
 
@@ -158,9 +156,11 @@ def _blocks(
   rows, count = entries.key.shape[0], begin.shape[1]
   firsts = past.first.key.shape[1]
   number = jnp.arange(firsts, dtype=jnp.int32)[None, None]
-  source = first_index(begin[..., None], number, firsts)
+  source = place_of(past, begin[..., None], number)
   source = jnp.broadcast_to(source, (rows, count, firsts))
-  first = pick(past.first, entries, source.reshape(rows, count * firsts))
+  first = pick(
+    [past.first, past.recent, entries], source.reshape(rows, count * firsts)
+  )
   return _Block(
     jax.tree.map(lambda x: split_time(x, size), queries),
     jax.tree.map(band, past.recent, entries),
