@@ -2,7 +2,8 @@
 
 Documents are read from beginning to end, each with a memory of its own that
 is carried from segment to segment, so that a document may be longer than any
-window of training. The device holds one segment and one state per row.
+window of training. The device holds one segment and one state per row. (The
+state of attention grows with the document.)
 """
 
 import dataclasses
@@ -23,6 +24,7 @@ from atlas_jax.errors import UserError
 from atlas_jax.evaluation.documents import Documents
 from atlas_jax.evaluation.positions import Bucket, ByPosition
 from atlas_jax.evaluation.stretches import Segment, schedule, stretches
+from atlas_jax.models.room import room_for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,10 +172,12 @@ class _Reader:
     segment: int,
   ):
     graph, self._params = nnx.split(model)
+    self._model = model
     self._tokenizer = tokenizer
     self._documents = documents
     self._shape = (rows, segment)
     self._state = model.init_state(rows)
+    self._room = model.capacity(self._state)
     self._losses = _compiled(graph)
 
   def __call__(
@@ -192,6 +196,7 @@ class _Reader:
       tokens[row, : len(ids) - 1] = ids[:-1]
       targets[row, : len(ids) - 1] = ids[1:]
       fresh[row] = part.fresh
+    self._make_room(step)
     losses, self._state = self._losses(
       self._params,
       self._state,
@@ -199,12 +204,26 @@ class _Reader:
     )
     return losses, self._tokenizer.byte_length(targets)
 
+  def _make_room(self, step: list[Segment | None]) -> None:
+    """Lets a state that grows hold all tokens of this step."""
+    held = max(
+      (part.context + part.stop - part.start for part in step if part),
+      default=0,
+    )
+    if self._room is not None and held > self._room:
+      self._room = room_for(held, self._room)
+      self._state = _resized(self._model, self._state, self._room)
+
+
+_resized = jax.jit(models.LanguageModel.resize, static_argnums=2)
+
 
 @functools.lru_cache(maxsize=8)
 def _compiled(graph: nnx.GraphDef) -> Callable[..., tuple[Array, Any]]:
   """Compiles (params, state, tokens, targets, lengths, fresh) -> losses, state.
 
-  The state is consumed; rows marked `fresh` begin anew.
+  The state is consumed; rows marked `fresh` begin anew. One that grows must
+  have room for the tokens, and keeps its room.
   """
 
   @functools.partial(jax.jit, donate_argnums=1)
@@ -223,7 +242,10 @@ def _compiled(graph: nnx.GraphDef) -> Callable[..., tuple[Array, Any]]:
       state=model.reset(state, fresh),
       mask=places < lengths[:, None],
     )
-    return models.token_losses(model, out.hidden, targets), out.state
+    after, room = out.state, model.capacity(state)
+    if after is not None and room is not None:
+      after = model.resize(after, room)
+    return models.token_losses(model, out.hidden, targets), after
 
   return losses
 

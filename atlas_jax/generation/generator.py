@@ -38,11 +38,9 @@ from atlas_jax.generation.sampling import (
 )
 from atlas_jax.generation.stopping import StopStrings
 from atlas_jax.models import LanguageModel
+from atlas_jax.models.room import room_for
 
 BUCKETS = (64, 128, 256, 512, 1024)
-
-# Room for tokens that a growing state is given at first; later it doubles.
-FIRST_ROOM = 256
 
 End = Literal["end_of_text", "stop", "max_tokens"]
 
@@ -149,7 +147,7 @@ class Generator:
         tokens[row, :length] = ids[row][begin : begin + length]
       held += longest
       if room is not None and held > room:
-        room = _room(room, held)
+        room = room_for(held, room)
         context = self._program.resize(self._params, context, room)
       context = self._program.read(
         self._params, context, jnp.asarray(tokens), jnp.asarray(lengths)
@@ -263,7 +261,7 @@ class Stream(Iterator[Piece]):
   def _step(self) -> None:
     self._held += 1
     if self._room is not None and self._held > self._room:
-      self._room = _room(self._room, self._held)
+      self._room = room_for(self._held, self._room)
       self._context = self._program.resize(
         self._params, self._context, self._room
       )
@@ -285,14 +283,6 @@ class Stream(Iterator[Piece]):
         self._ready.append(Piece(number, text, end))
     if ended:
       self._active = jnp.array([not row.ended for row in self._rows])
-
-
-def _room(room: int, tokens: int) -> int:
-  """Room for `tokens` at least, in doublings; never less than there is."""
-  room = max(room, FIRST_ROOM)
-  while room < tokens:
-    room *= 2
-  return room
 
 
 class _Row:

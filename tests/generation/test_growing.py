@@ -10,7 +10,7 @@ import pytest
 
 from atlas_jax import models
 from atlas_jax.generation import GREEDY, Generator
-from atlas_jax.generation import generator as generator_lib
+from atlas_jax.models import room
 from tests.generation.helpers import CONFIG, LetterTokenizer, random_model
 
 TOKENIZER = LetterTokenizer()
@@ -32,7 +32,7 @@ def model() -> models.LanguageModel:
 @pytest.fixture
 def generator(model, monkeypatch) -> Generator:
   """Begins with room for 4 tokens; reads at most 8 at once."""
-  monkeypatch.setattr(generator_lib, "FIRST_ROOM", 4)
+  monkeypatch.setattr(room, "FIRST_ROOM", 4)
   return Generator(model, TOKENIZER, buckets=(4, 8))
 
 
