@@ -1,0 +1,243 @@
+"""The delta rule: a matrix memory that writes only what it lacks.
+
+`M_t = a_t M_{t-1} (I - b_t k_t k_t^T) + b_t v_t k_t^T`, `y_t = M_t q_t`
+
+is one step of gradient descent on `|M k_t - v_t|^2 / 2` per token, taken at
+`M_{t-1}` exactly: DeltaNet (arXiv 2406.06484, Eq. 3) with a = 1, Gated DeltaNet
+(arXiv 2412.06464, Eq. 10) with a decay. Longhorn (arXiv 2407.14207) solves for
+the step instead: it is the delta rule whose rates are `b / (1 + b |k|^2)`, one
+for every row of M.
+
+Inside a chunk the memory is `M_t = s_t M_0 + sum_{n<=t} D[t, n] u_n k_n^T`, D
+being products of decays after n, s those from the start. What a token writes
+beside its key, `u_t = b_t (v_t - a_t M_{t-1} k_t)`, solves a triangular system
+(the UT transform, arXiv 2406.06484, section 3.2), and all else are products of
+matrices.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from atlas_jax.memory import state_dtype
+from atlas_jax.memory.dispatch import resolve
+from atlas_jax.memory.gates import (
+  decay_from_start,
+  decay_products,
+  lower_triangle,
+)
+from atlas_jax.memory.numerics import HIGHEST, matmul, safe_norm
+from atlas_jax.recurrences.chunks import (
+  check_chunk,
+  check_shapes,
+  marked_decay,
+  scan_chunks,
+  without_padding,
+)
+from atlas_jax.recurrences.triangular import solve_columns, unit_lower_inverse
+
+# Below this length a key of Longhorn is no longer stretched to length 1; the
+# result does not depend on it.
+_SHORTEST = 1e-6
+
+
+class _Tokens(NamedTuple):
+  """Tokens [B, T, H, ...], or those of one chunk of one row [C, ...]."""
+
+  query: Float[Array, "C K"]
+  key: Float[Array, "C K"]
+  value: Float[Array, "C V"]
+  rate: Float[Array, "C n"]
+  log_decay: Float[Array, "C"]
+
+
+def delta_rule(
+  query: Float[Array, "B T H K"],
+  key: Float[Array, "B T H K"],
+  value: Float[Array, "B T H V"],
+  rate: Float[Array, "B T H"] | Float[Array, "B T H V"],
+  log_decay: Float[Array, "B T H"] | None = None,
+  state: Float[Array, "B H V K"] | None = None,
+  *,
+  restart: Bool[Array, "B T"] | None = None,
+  valid: Bool[Array, "B T"] | None = None,
+  chunk: int = 64,
+  implementation: str = "auto",
+) -> tuple[Float[Array, "B T H V"], Float[Array, "B H V K"]]:
+  """Reads `y_t = M_t q_t` from a memory that the delta rule writes.
+
+  Stays bounded where `rate * |key|^2 <= 2`.
+
+  Args:
+    query, key, value: Tokens, of any float type.
+    rate: b >= 0, one per head, or one per row of the head's matrix.
+    log_decay: log a <= 0; -inf forgets everything. None: no decay.
+    state: M before the first token, at least float32; None: zeros.
+    restart: Tokens that begin a document and see nothing before them.
+    valid: False marks padding, which writes and forgets nothing.
+    chunk: Tokens per triangular system; the result does not depend on it.
+      Rates per row are solved token by token: use about 16.
+    implementation: "reference" goes token by token, "xla" chunk by chunk;
+      "auto" is "xla".
+
+  Returns:
+    y in value's type, 0 at padding, and M after the last token, at least
+    float32.
+
+  Raises:
+    UserError: A shape is wrong or there is no such implementation.
+  """
+  batch, length, heads, width = query.shape
+  values = value.shape[-1]
+  leading = (batch, length, heads)
+  check_shapes(
+    {
+      "key": (key, (*leading, width)),
+      "value": (value, (*leading, values)),
+      "rate": (rate, (*leading, values) if rate.ndim == 4 else leading),
+      "log_decay": (log_decay, leading),
+      "state": (state, (batch, heads, values, width)),
+      "restart": (restart, (batch, length)),
+      "valid": (valid, (batch, length)),
+    }
+  )
+  check_chunk(chunk)
+  dtype = state_dtype(value.dtype)
+  if state is None:
+    state = jnp.zeros((batch, heads, values, width), dtype)
+  state = state.astype(dtype)
+  if length == 0:
+    return value, state
+  if log_decay is None:
+    log_decay = jnp.zeros(leading, dtype)
+  if rate.ndim == 3:
+    rate = rate[..., None]
+  log_decay = log_decay.astype(dtype)
+  tokens = _Tokens(
+    *(without_padding(x, valid) for x in (query, key, value, rate, log_decay))
+  )
+  if resolve(implementation) == "reference":
+    return _recurrent(tokens, state, restart, valid)
+  log_decay = marked_decay(tokens.log_decay, restart, valid)
+  tokens = tokens._replace(log_decay=log_decay)
+  state, y = scan_chunks(_chunk, state, tokens, chunk)
+  return y, state
+
+
+def longhorn(
+  query: Float[Array, "B T H K"],
+  key: Float[Array, "B T H K"],
+  value: Float[Array, "B T H V"],
+  rate: Float[Array, "B T H"] | Float[Array, "B T H V"],
+  state: Float[Array, "B H V K"] | None = None,
+  *,
+  restart: Bool[Array, "B T"] | None = None,
+  valid: Bool[Array, "B T"] | None = None,
+  chunk: int = 16,
+  implementation: str = "auto",
+) -> tuple[Float[Array, "B T H V"], Float[Array, "B H V K"]]:
+  """Longhorn's memory in its exact form (arXiv 2407.14207, theorem 3.1).
+
+  Row i of M_t minimises `|m - m_{t-1}|^2 + b_i (m k_t - v_i)^2`: with
+  `d_i = b_i / (1 + b_i |k|^2)` it is `m_{t-1} (I - d_i k k^T) + d_i v_i k^T`.
+  (The paper's layer then replaces `k k^T` by its diagonal, which this does
+  not.) Never expands, whatever the length of the keys.
+
+  Args:
+    query, key, value: Tokens, of any float type; keys of any length.
+    rate: b >= 0, one per head, or one per row of the head's matrix.
+    state, restart, valid, chunk, implementation: See `delta_rule`.
+
+  Returns:
+    y in value's type, 0 at padding, and M after the last token, at least
+    float32.
+
+  Raises:
+    UserError: A shape is wrong or there is no such implementation.
+  """
+  check_shapes({"key": (key, query.shape)})
+  kind, dtype = value.dtype, state_dtype(value.dtype)
+  key, value, rate = (
+    without_padding(x.astype(dtype), valid) for x in (key, value, rate)
+  )
+  per_head = rate.ndim == 3
+  rate = rate[..., None] if per_head else rate
+  if resolve(implementation) == "reference":
+    square = jnp.sum(key * key, axis=-1, keepdims=True)
+    step = rate / (1 + rate * square)
+  else:
+    # The same rule with keys of length 1, which neither overflow nor mix
+    # large with small numbers in one system: (k, v) -> (k, v) / n and
+    # d -> d n^2, whatever n is.
+    length = jnp.maximum(safe_norm(key, axis=-1), _SHORTEST)
+    key, value = key / length, value / length
+    square = jnp.sum(key * key, axis=-1, keepdims=True)
+    step = rate / (jnp.square(1 / length) + rate * square)
+  y, state = delta_rule(
+    query,
+    key,
+    value,
+    step[..., 0] if per_head else step,
+    None,
+    state,
+    restart=restart,
+    valid=valid,
+    chunk=chunk,
+    implementation=implementation,
+  )
+  return y.astype(kind), state
+
+
+def _chunk(
+  memory: Float[Array, "V K"], tokens: _Tokens
+) -> tuple[Float[Array, "V K"], Float[Array, "C V"]]:
+  """One chunk of one row: the memory after it, and its read-outs."""
+  dtype = memory.dtype
+  query, key, value, rate, log_decay = (x.astype(dtype) for x in tokens)
+  size = key.shape[0]
+  between = decay_products(log_decay)
+  since_start = decay_from_start(log_decay)[:, None]
+  strict = lower_triangle(size, key.dtype, offset=-1)
+  overlap = between * strict * matmul(key, key.T)
+  right = value - since_start * matmul(key, memory.T)
+  if rate.shape[-1] == 1:
+    written = matmul(unit_lower_inverse(rate * overlap), rate * right)
+  else:
+    written = solve_columns(overlap, rate, right)
+  y = since_start * matmul(query, memory.T)
+  y = y + matmul(between * matmul(query, key.T), written)
+  to_end = between[-1][:, None]
+  memory = since_start[-1:] * memory + matmul((to_end * written).T, key)
+  return memory, y.astype(tokens.value.dtype)
+
+
+def _recurrent(
+  tokens: _Tokens,
+  memory: Float[Array, "B H V K"],
+  restart: Bool[Array, "B T"] | None,
+  valid: Bool[Array, "B T"] | None,
+) -> tuple[Float[Array, "B T H V"], Float[Array, "B H V K"]]:
+  """The rule as it is written, one token after the other."""
+  no, yes = (jnp.full(tokens.key.shape[:2], mark) for mark in (False, True))
+  marks = (
+    no if restart is None else restart,
+    yes if valid is None else valid,
+  )
+
+  def token(memory: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
+    *one, begins, counts = inputs
+    query, key, value, rate, log_decay = (x.astype(memory.dtype) for x in one)
+    begins, counts = (x[:, None, None, None] for x in (begins, counts))
+    old = jnp.where(begins, jnp.zeros((), memory.dtype), memory)
+    old = jnp.exp(log_decay)[..., None, None] * old
+    found = jnp.einsum("bhvk,bhk->bhv", old, key, precision=HIGHEST)
+    error = rate * (value - found)
+    new = old + error[..., None] * key[..., None, :]
+    new = jnp.where(counts, new, memory)
+    return new, jnp.einsum("bhvk,bhk->bhv", new, query, precision=HIGHEST)
+
+  inputs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (*tokens, *marks))
+  memory, y = jax.lax.scan(token, memory, inputs)
+  return jnp.moveaxis(y, 0, 1).astype(tokens.value.dtype), memory

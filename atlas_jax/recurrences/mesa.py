@@ -1,0 +1,231 @@
+"""The Mesa layer's memory: the best matrix for all tokens so far.
+
+`y_t = H_t (G_t + Diag(l))^{-1} q_t`, `G_t = a_t G_{t-1} + b_t k_t k_t^T`,
+`H_t = a_t H_{t-1} + b_t v_t k_t^T`
+
+(arXiv 2506.05233, Eq. 6 and 7) reads at q_t the M that minimises
+`sum_i w_i |M k_i - v_i|^2 + tr(M Diag(l) M^T)` over all tokens up to t, w_i
+being b_i decayed since i. G_t is never formed for each token: within a chunk
+its product with a vector is `G_0 x` decayed plus one pass of linear attention,
+and conjugate gradients need nothing else.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from atlas_jax.errors import UserError
+from atlas_jax.memory import state_dtype
+from atlas_jax.memory.dispatch import resolve
+from atlas_jax.memory.gates import decay_from_start, decay_products
+from atlas_jax.memory.numerics import HIGHEST, matmul
+from atlas_jax.recurrences.chunks import (
+  check_chunk,
+  check_shapes,
+  marked_decay,
+  scan_chunks,
+  without_padding,
+)
+from atlas_jax.recurrences.conjugate_gradients import solve_symmetric
+
+
+class MesaState(NamedTuple):
+  """What later tokens need of all earlier ones; rows are independent.
+
+  Attributes:
+    covariance: G, of keys.
+    correlation: H, of values with keys.
+  """
+
+  covariance: Float[Array, "B H K K"]
+  correlation: Float[Array, "B H V K"]
+
+
+class _Tokens(NamedTuple):
+  """Tokens [B, T, H, ...], or those of one chunk of one row [C, ...]."""
+
+  query: Float[Array, "C K"]
+  key: Float[Array, "C K"]
+  value: Float[Array, "C V"]
+  rate: Float[Array, "C"]
+  log_decay: Float[Array, "C"]
+
+
+def mesa(
+  query: Float[Array, "B T H K"],
+  key: Float[Array, "B T H K"],
+  value: Float[Array, "B T H V"],
+  rate: Float[Array, "B T H"],
+  log_decay: Float[Array, "B T H"],
+  ridge: Float[Array, "H K"],
+  state: MesaState | None = None,
+  *,
+  restart: Bool[Array, "B T"] | None = None,
+  valid: Bool[Array, "B T"] | None = None,
+  chunk: int = 64,
+  tolerance: float | None = None,
+  iterations: int | None = None,
+  implementation: str = "auto",
+) -> tuple[Float[Array, "B T H V"], MesaState]:
+  """Reads, at every token, the least-squares map from keys to values.
+
+  Args:
+    query, key, value: Tokens, of any float type.
+    rate: b >= 0, the weight of each token.
+    log_decay: log a <= 0; -inf forgets everything.
+    ridge: l > 0, per head and key channel.
+    state: G and H before the first token; None: zeros.
+    restart: Tokens that begin a document and see nothing before them.
+    valid: False marks padding, which writes and forgets nothing.
+    chunk: Tokens that are solved side by side; changes no numbers beyond the
+      tolerance.
+    tolerance: Of the residual's length, relative to that of q (for gradients,
+      to that of the slope). None: 1e-6, in float64 1e-13.
+    iterations: The most for one solve; what has not converged by then stays
+      as it is. None: 2 K. (Exact arithmetic needs K at most.)
+    implementation: "reference" goes token by token and solves directly, "xla"
+      chunk by chunk; "auto" is "xla".
+
+  Returns:
+    y in value's type, 0 at padding, and the state after the last token, at
+    least float32.
+
+  Raises:
+    UserError: A shape is wrong, a limit is not positive, or there is no such
+      implementation.
+  """
+  batch, length, heads, width = query.shape
+  values = value.shape[-1]
+  leading = (batch, length, heads)
+  shapes = MesaState(
+    (batch, heads, width, width), (batch, heads, values, width)
+  )
+  covariance, correlation = (None, None) if state is None else state
+  check_shapes(
+    {
+      "key": (key, (*leading, width)),
+      "value": (value, (*leading, values)),
+      "rate": (rate, leading),
+      "log_decay": (log_decay, leading),
+      "ridge": (ridge, (heads, width)),
+      "state.covariance": (covariance, shapes.covariance),
+      "state.correlation": (correlation, shapes.correlation),
+      "restart": (restart, (batch, length)),
+      "valid": (valid, (batch, length)),
+    }
+  )
+  check_chunk(chunk)
+  dtype = state_dtype(value.dtype)
+  if tolerance is None:
+    tolerance = 1e-13 if dtype == jnp.float64 else 1e-6
+  if iterations is None:
+    iterations = 2 * width
+  if tolerance <= 0 or iterations < 1:
+    raise UserError(
+      f"tolerance {tolerance} and iterations {iterations}: use positive numbers"
+    )
+  if state is None:
+    state = MesaState(*(jnp.zeros(shape, dtype) for shape in shapes))
+  state = MesaState(*(x.astype(dtype) for x in state))
+  if length == 0:
+    return value, state
+  ridge = jnp.broadcast_to(ridge.astype(dtype)[None], (batch, heads, width))
+  tokens = _Tokens(
+    *(
+      without_padding(x, valid)
+      for x in (query, key, value, rate, log_decay.astype(dtype))
+    )
+  )
+  if resolve(implementation) == "reference":
+    return _recurrent(tokens, state, ridge, restart, valid)
+  log_decay = marked_decay(tokens.log_decay, restart, valid)
+  tokens = tokens._replace(log_decay=log_decay)
+
+  def body(
+    carry: tuple[MesaState, Array], tokens: _Tokens
+  ) -> tuple[tuple[MesaState, Array], Array]:
+    state, ridge = carry
+    state, y = _chunk(state, ridge, tokens, tolerance, iterations)
+    return (state, ridge), y
+
+  (state, _), y = scan_chunks(body, (state, ridge), tokens, chunk)
+  return y, state
+
+
+def _chunk(
+  state: MesaState,
+  ridge: Float[Array, "K"],
+  tokens: _Tokens,
+  tolerance: float,
+  iterations: int,
+) -> tuple[MesaState, Float[Array, "C V"]]:
+  """One chunk of one row: the state after it, and its read-outs."""
+  covariance, correlation = state
+  dtype = ridge.dtype
+  query, key, value, rate, log_decay = (x.astype(dtype) for x in tokens)
+  weight = decay_products(log_decay) * rate[None]
+  since_start = decay_from_start(log_decay)[:, None]
+
+  def attend(x: Float[Array, "C K"], start: Array, value: Array) -> Array:
+    """`(sum_n w_n value_n k_n^T) x_t`, tokens before the chunk included."""
+    own = matmul(weight * matmul(x, key.T), value)
+    return since_start * matmul(x, start.T) + own
+
+  def operator(x: Float[Array, "C K"]) -> Float[Array, "C K"]:
+    return attend(x, covariance, key) + ridge[None] * x
+
+  diagonal = since_start * jnp.diagonal(covariance)[None]
+  diagonal = diagonal + matmul(weight, key * key) + ridge[None]
+  solution = solve_symmetric(
+    operator, query, diagonal, tolerance=tolerance, iterations=iterations
+  )
+  y = attend(solution, correlation, value)
+  written = weight[-1][:, None] * key
+  kept = since_start[-1:]
+  state = MesaState(
+    kept * covariance + matmul(written.T, key),
+    kept * correlation + matmul(value.T, written),
+  )
+  return state, y.astype(tokens.value.dtype)
+
+
+def _recurrent(
+  tokens: _Tokens,
+  state: MesaState,
+  ridge: Float[Array, "B H K"],
+  restart: Bool[Array, "B T"] | None,
+  valid: Bool[Array, "B T"] | None,
+) -> tuple[Float[Array, "B T H V"], MesaState]:
+  """The definition, one token after the other, each solved directly."""
+  no, yes = (jnp.full(tokens.key.shape[:2], mark) for mark in (False, True))
+  marks = (
+    no if restart is None else restart,
+    yes if valid is None else valid,
+  )
+  dtype = ridge.dtype
+  lambdas = jnp.eye(ridge.shape[-1], dtype=dtype)[None, None] * ridge[..., None]
+
+  def token(
+    state: MesaState, inputs: tuple[Array, ...]
+  ) -> tuple[MesaState, Array]:
+    *one, begins, counts = inputs
+    query, key, value, rate, log_decay = (x.astype(dtype) for x in one)
+    begins, counts = (x[:, None, None, None] for x in (begins, counts))
+    keep = jnp.exp(log_decay)[..., None, None]
+
+    def after(old: Array, left: Array) -> Array:
+      start = jnp.where(begins, jnp.zeros((), dtype), old)
+      new = keep * start
+      new = new + (rate[..., None] * left)[..., None] * key[..., None, :]
+      return jnp.where(counts, new, old)
+
+    state = MesaState(after(state[0], key), after(state[1], value))
+    solution = jnp.linalg.solve(state.covariance + lambdas, query[..., None])
+    y = jnp.matmul(state.correlation, solution, precision=HIGHEST)
+    return state, y[..., 0]
+
+  inputs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (*tokens, *marks))
+  state, y = jax.lax.scan(token, state, inputs)
+  return jnp.moveaxis(y, 0, 1).astype(tokens.value.dtype), state

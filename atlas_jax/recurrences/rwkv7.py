@@ -1,0 +1,195 @@
+"""RWKV-7's memory: decay per key channel, and a rule that erases one key.
+
+`M_t = M_{t-1} (Diag(w_t) - c_t (a_t * c_t)^T) + v_t k_t^T`, `y_t = M_t r_t`
+
+(arXiv 2503.14456, Eq. 16-18, transposed to M [V, K]): the state before the
+decay is read at c_t, and what is found there is taken away at `a_t * c_t`. With
+w = 1, c = k / |k| and equal rates a it is the delta rule.
+
+With D[t, n] the products of w after n up to t, per channel, a chunk holds
+`M_t = M_0 Diag(D[t, 0]) + sum_{n<=t} (v_n k_n^T - p_n (a_n c_n)^T)
+Diag(D[t, n])`, and what is erased, `p_t = M_{t-1} c_t`, solves a triangular
+system with entries `sum_i c_t,i D[t-1, n]_i (a_n c_n)_i`. These are the scores
+of queries with decaying keys, which `decayed_scores` forms without ever
+dividing by a decay: decays of any size keep float32's precision.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from atlas_jax.memory import state_dtype
+from atlas_jax.memory.dispatch import resolve
+from atlas_jax.memory.numerics import HIGHEST, matmul
+from atlas_jax.recurrences.channel_decay import Blocks, decayed_scores
+from atlas_jax.recurrences.chunks import (
+  check_chunk,
+  check_shapes,
+  marked_decay,
+  scan_chunks,
+  without_padding,
+)
+from atlas_jax.recurrences.triangular import unit_lower_inverse
+
+
+class _Tokens(NamedTuple):
+  """Tokens [B, T, H, ...], or those of one chunk of one row [C, ...]."""
+
+  query: Float[Array, "C K"]
+  key: Float[Array, "C K"]
+  value: Float[Array, "C V"]
+  erased: Float[Array, "C K"]
+  rate: Float[Array, "C K"]
+  log_decay: Float[Array, "C K"]
+
+
+def rwkv7(
+  query: Float[Array, "B T H K"],
+  key: Float[Array, "B T H K"],
+  value: Float[Array, "B T H V"],
+  erased: Float[Array, "B T H K"],
+  rate: Float[Array, "B T H K"],
+  log_decay: Float[Array, "B T H K"],
+  state: Float[Array, "B H V K"] | None = None,
+  *,
+  restart: Bool[Array, "B T"] | None = None,
+  valid: Bool[Array, "B T"] | None = None,
+  chunk: int = 64,
+  implementation: str = "auto",
+) -> tuple[Float[Array, "B T H V"], Float[Array, "B H V K"]]:
+  """Reads `y_t = M_t r_t` from the memory of RWKV-7.
+
+  Args:
+    query: r, of any float type, as all tokens.
+    key: k, beside which the value is written.
+    value: v.
+    erased: c, the key that is erased; of length 1 at most.
+    rate: a in [0, 1], how much of it is erased, per channel.
+    log_decay: log w <= 0 per key channel; -inf forgets everything.
+    state: M before the first token, at least float32; None: zeros.
+    restart: Tokens that begin a document and see nothing before them.
+    valid: False marks padding, which writes and forgets nothing.
+    chunk: Tokens per triangular system, best a power of two; the result does
+      not depend on it.
+    implementation: "reference" goes token by token, "xla" chunk by chunk;
+      "auto" is "xla".
+
+  Returns:
+    y in value's type, 0 at padding, and M after the last token, at least
+    float32.
+
+  Raises:
+    UserError: A shape is wrong or there is no such implementation.
+  """
+  batch, length, heads, width = query.shape
+  values = value.shape[-1]
+  keys = (batch, length, heads, width)
+  check_shapes(
+    {
+      "key": (key, keys),
+      "value": (value, (batch, length, heads, values)),
+      "erased": (erased, keys),
+      "rate": (rate, keys),
+      "log_decay": (log_decay, keys),
+      "state": (state, (batch, heads, values, width)),
+      "restart": (restart, (batch, length)),
+      "valid": (valid, (batch, length)),
+    }
+  )
+  check_chunk(chunk)
+  dtype = state_dtype(value.dtype)
+  if state is None:
+    state = jnp.zeros((batch, heads, values, width), dtype)
+  state = state.astype(dtype)
+  if length == 0:
+    return value, state
+  tokens = _Tokens(
+    *(
+      without_padding(x, valid)
+      for x in (query, key, value, erased, rate, log_decay.astype(dtype))
+    )
+  )
+  if resolve(implementation) == "reference":
+    return _recurrent(tokens, state, restart, valid)
+  log_decay = marked_decay(tokens.log_decay, restart, valid)
+  tokens = tokens._replace(log_decay=log_decay)
+  if restart is not None:
+    # A document's first token forgets by its decay what came before; it must
+    # not erase from it either, since that read precedes the decay.
+    begins = restart[..., None, None]
+    tokens = tokens._replace(
+      erased=jnp.where(begins, jnp.zeros_like(erased), tokens.erased)
+    )
+  state, y = scan_chunks(_chunk, state, tokens, chunk)
+  return y, state
+
+
+def _chunk(
+  memory: Float[Array, "V K"], tokens: _Tokens
+) -> tuple[Float[Array, "V K"], Float[Array, "C V"]]:
+  """One chunk of one row: the memory after it, and its read-outs."""
+  dtype = memory.dtype
+  query, key, value, erased, rate, log_decay = (x.astype(dtype) for x in tokens)
+  replaced = rate * erased
+
+  def shifted(x: Float[Array, "C n"]) -> Float[Array, "C n"]:
+    """Row t - 1 at place t."""
+    return jnp.concatenate([jnp.zeros_like(x[:1]), x[:-1]])
+
+  # Token t erases what a query of token t - 1 would read.
+  early = jnp.concatenate([erased[1:], jnp.zeros_like(erased[:1])])
+  pairs = jax.vmap(
+    decayed_scores,
+    in_axes=(0, 0, None),
+    out_axes=Blocks(scores=0, prefix=None, suffix=None, total=None),
+  )(
+    jnp.stack([query, query, early, early]),
+    jnp.stack([key, replaced, key, replaced]),
+    log_decay,
+  )
+  prefix, suffix = pairs.prefix[0], pairs.suffix[0]
+  reads, rereads, finds, lower = pairs.scores[:, 0]
+  found = matmul(erased * jnp.exp(shifted(prefix)), memory.T)
+  found = found + matmul(shifted(finds), value)
+  found = matmul(unit_lower_inverse(shifted(lower)), found)
+  y = matmul(query * jnp.exp(prefix), memory.T)
+  y = y + matmul(reads, value) - matmul(rereads, found)
+  to_end = jnp.exp(suffix)
+  memory = memory * jnp.exp(pairs.total)
+  memory = memory + matmul(value.T, key * to_end)
+  memory = memory - matmul(found.T, replaced * to_end)
+  return memory, y.astype(tokens.value.dtype)
+
+
+def _recurrent(
+  tokens: _Tokens,
+  memory: Float[Array, "B H V K"],
+  restart: Bool[Array, "B T"] | None,
+  valid: Bool[Array, "B T"] | None,
+) -> tuple[Float[Array, "B T H V"], Float[Array, "B H V K"]]:
+  """The rule as it is written, one token after the other."""
+  no, yes = (jnp.full(tokens.key.shape[:2], mark) for mark in (False, True))
+  marks = (
+    no if restart is None else restart,
+    yes if valid is None else valid,
+  )
+
+  def token(memory: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
+    *one, begins, counts = inputs
+    query, key, value, erased, rate, log_decay = (
+      x.astype(memory.dtype) for x in one
+    )
+    begins, counts = (x[:, None, None, None] for x in (begins, counts))
+    old = jnp.where(begins, jnp.zeros((), memory.dtype), memory)
+    found = jnp.einsum("bhvk,bhk->bhv", old, erased, precision=HIGHEST)
+    new = old * jnp.exp(log_decay)[..., None, :]
+    new = new - found[..., None] * (rate * erased)[..., None, :]
+    new = new + value[..., None] * key[..., None, :]
+    new = jnp.where(counts, new, memory)
+    return new, jnp.einsum("bhvk,bhk->bhv", new, query, precision=HIGHEST)
+
+  inputs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (*tokens, *marks))
+  memory, y = jax.lax.scan(token, memory, inputs)
+  return jnp.moveaxis(y, 0, 1).astype(tokens.value.dtype), memory
