@@ -13,10 +13,11 @@ from atlas_jax.errors import UserError
 from atlas_jax.layers.initial import Draws
 from atlas_jax.layers.mixer import Mixer
 from atlas_jax.models.attention_options import AttentionOptions
+from atlas_jax.models.older_options import HyenaOptions
 from atlas_jax.models.options import MemoryOptions
 from atlas_jax.models.registry import REGISTRY, mixers_of
 
-__all__ = ["AttentionOptions", "MemoryOptions", "ModelConfig"]
+__all__ = ["AttentionOptions", "HyenaOptions", "MemoryOptions", "ModelConfig"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,7 @@ class ModelConfig:
   )
   memory: MemoryOptions = MemoryOptions()
   attention: AttentionOptions = AttentionOptions()
+  hyena: HyenaOptions = HyenaOptions()
   dim: int = field(128, "Width of the residual stream; heads must divide it.")
   layers: int = field(4, "Blocks.")
   heads: int = field(

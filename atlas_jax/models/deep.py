@@ -110,4 +110,38 @@ ENTRIES: Mapping[str, Entry] = {
     "M_t = α_t M_(t-1) + η_t Σ_window γ_i ∇⟨M(φ(k_i)), v_i⟩",
     f"{_ATLAS}, Eq. 20",
   ),
+  "ttt_linear": _entry(
+    "ttt_linear",
+    "M(x) = x + LN(W x + b); W_t = W_(t-1) - η_t (1/i + learned) / K "
+    "∇½‖M(k_t) - v_t‖², i the place in the chunk",
+    "arXiv 2407.04620, sections 2.3-2.7",
+  ),
+  "ttt_mlp": _entry(
+    "ttt_mlp",
+    "as ttt_linear, with M(x) = x + LN(W_2 gelu(W_1 x + b_1) + b_2)",
+    "arXiv 2407.04620, section 2.7",
+  ),
+  "moneta": _entry(
+    "moneta",
+    "A_t = α_t A_(t-1) - η_t ∇‖M(k_t) - v_t‖_3^3; W = A / ‖A‖_4^2 at the end "
+    "of a chunk",
+    "arXiv 2504.13173, Eq. 24",
+  ),
+  "yaad": _entry(
+    "yaad",
+    "W_t = α_t W_(t-1) - η_t ∇ Huber_(δ_t)(M(k_t) - v_t)",
+    "arXiv 2504.13173, Eq. 16 and 26",
+  ),
+  "memora": _entry(
+    "memora",
+    "W_t = softmax(α_t log W_(t-1) - η_t ∇½‖M(k_t) - v_t‖²), the softmax at "
+    "the end of a chunk",
+    "arXiv 2504.13173, Eq. 21 and 27",
+  ),
+  "lact": _entry(
+    "lact",
+    "g = Σ_chunk η_i ∇(-⟨M(k_i), v_i⟩); W = norm(W - NS(g)), rows at their "
+    "first norm; read before the chunk's write",
+    "arXiv 2505.23884, Eq. 5-9",
+  ),
 }

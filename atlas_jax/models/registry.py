@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 from atlas_jax.config import suggestion
 from atlas_jax.errors import UserError
-from atlas_jax.models import attention, deep
+from atlas_jax.models import attention, deep, older
 from atlas_jax.models.entry import Entry
 
 REGISTRY: Mapping[str, Entry] = {
   **deep.ENTRIES,
   **attention.ENTRIES,
+  **older.ENTRIES,
 }
 
 # Names of sequential stacks: which mixers take turns.
