@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from atlas_jax import memory as am
 from atlas_jax.errors import UserError
 from atlas_jax.recurrences import channel_decay, scalar_decay
 from tests.layers.helpers import assert_close, finite, jit
@@ -251,6 +252,38 @@ def test_equal_decays_of_channels_are_one_decay():
     run("scalar", (q, k, v, g, state)),
     1e-5,
   )
+
+
+def test_a_descending_memory_with_the_dot_product_is_linear_attention():
+  memory = am.Memory(
+    am.Identity(),
+    am.Matrix(),
+    am.DotProduct(),
+    am.GradientDescent(),
+    retention=am.ScalarRetention(),
+    window=1,
+    chunk=4,
+    bound=None,
+  )
+  q, k, v, g, _ = tokens("scalar", 21)
+  params = am.init_params(
+    jax.random.key(0), memory, heads=HEADS, key_width=KEY, value_width=VALUE
+  )
+  rate = jnp.abs(v[..., 0])
+  out = jit(lambda *args: am.apply(memory, params, *args))(
+    q,
+    k,
+    v,
+    am.Gates(
+      log_decay=g[..., None],
+      log_momentum=jnp.zeros_like(g),
+      rate=rate,
+      window=jnp.ones((*g.shape, 1)),
+    ),
+  )
+  start = am.init_state(memory, params, BATCH).weights["matrix"]
+  expected, _ = run("scalar", (q, k, rate[..., None] * v, g, start))
+  assert_close(out.y, expected, 1e-5)
 
 
 def test_what_does_not_fit_is_refused():
