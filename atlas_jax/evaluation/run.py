@@ -56,6 +56,10 @@ def evaluate_run(
   config = config or EvaluationConfig()
   changes = dict(changes or {})
   other = "data.path" in changes
+  if not other and not run.record["text"]:
+    raise UserError(
+      "this model has no text of its own: name one by --data.path"
+    )
   if other:
     changes |= {"data.valid_path": "", "data.valid_fraction": 1.0}
   data = configs.replace(run.config, changes).data
