@@ -55,7 +55,8 @@ def recurrent(
     window: Tokens that a query sees; 0: all.
     global_tokens: First tokens of a document that all later ones see.
     valid: Tokens that count.
-    grow: A cache of all tokens gets room for T more.
+    grow: A cache of all tokens gets room for T more. A token without room, and
+      all that follow in its document, give NaN.
   """
   batch, length, heads, width = query.shape
   if restart is None:
@@ -78,6 +79,9 @@ def recurrent(
     jnp.pad(before.place, ((0, 0), (0, length)), constant_values=-1),
     before.count,
   )
+  capacity = LOST
+  if isinstance(past, Cache):
+    capacity = offset + (length if grow else 0)
   factor = width**-0.5 if scale is None else scale
 
   def one(memory: _Memory, token):
@@ -103,7 +107,7 @@ def recurrent(
       alone = jnp.sum(others, axis=-1, keepdims=True) == 0
       seen = jnp.where(alone, seen & (age == 0)[:, None], others)
     y = _softmax_mean(q, memory.key, memory.value, seen, persistent, factor)
-    lost = count > LOST // 2
+    lost = memory.count > capacity
     return memory, jnp.where(lost[:, None, None], jnp.nan, y)
 
   tokens = (query, key, value, bucket, restart, valid)

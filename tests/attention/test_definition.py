@@ -22,7 +22,15 @@ from tests.attention.cases import (
 )
 from tests.layers.helpers import assert_close
 
-every_case = pytest.mark.parametrize("name", CASES)
+# Those with the most parts; the others in `make test-full`.
+_SOME = ("full", "window", "wide_global", "hashed")
+every_case = pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=() if name in _SOME else pytest.mark.full)
+    for name in CASES
+  ],
+)
 
 # Documents that start in and between pieces; the second row has padding.
 RESTART = jnp.asarray(np.isin(np.arange(LENGTH), (6, 8, 19))[None]) & jnp.array(
