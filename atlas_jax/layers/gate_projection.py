@@ -45,11 +45,10 @@ class GateProjection(nnx.Module):
 
     self.down = matrix(dim, rank) if rank else None
     self.kernel = matrix(rank or dim, outputs)
-    self.bias = None
+    start = None
     if bias is not None:
-      self.bias = nnx.Param(
-        jnp.broadcast_to(jnp.asarray(bias, param_dtype), (outputs,))
-      )
+      start = jnp.broadcast_to(jnp.asarray(bias, param_dtype), (outputs,))
+    self.bias = None if start is None else nnx.Param(start)
 
   def __call__(
     self, x: Float[Array, "*batch dim"]
