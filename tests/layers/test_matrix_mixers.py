@@ -1,6 +1,7 @@
 """Mixers around matrix memories with decay: their equations, their contract."""
 
 import functools
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -288,6 +289,37 @@ def test_retnet_is_gla_with_constant_gates():
   np.testing.assert_allclose(
     np.exp(log_retention(3, jnp.float32)), [1 - 1 / 32, 1 - 1 / 64, 1 - 1 / 128]
   )
+
+
+def test_mamba2_is_a_recorded_layer():
+  """Against another implementation, see `reference/README.md`."""
+  file = pathlib.Path(__file__).parent / "reference" / "mamba2_layer.npz"
+  with np.load(file) as stored:
+    arrays = {name: jnp.asarray(array) for name, array in stored.items()}
+  mixer = made(
+    lambda rngs: Mamba2Mixer(
+      8, 2, head_width=0, state_width=4, norm_epsilon=1e-5, rngs=rngs
+    )
+  )
+  borders = np.cumsum([16, 16, 4, 4])
+  z, x, B, C, step = jnp.split(arrays["in_proj_weight"], borders)
+  projections = {"output_gate": z, "value": x, "key": B, "query": C}
+  for name, weight in projections.items():
+    getattr(mixer, name).kernel[...] = weight.T
+  names = ("value", "key", "query")
+  kernels = jnp.split(arrays["conv1d_weight"][:, 0], [16, 20])
+  biases = jnp.split(arrays["conv1d_bias"], [16, 20])
+  for name, taps, bias in zip(names, kernels, biases, strict=True):
+    # Ours begins with the current token.
+    mixer.convolutions[name].kernel[...] = taps.T[::-1]
+    mixer.convolution_bias[name][...] = bias
+  mixer.gates.step.kernel[...] = step.T
+  mixer.gates.step.bias[...] = arrays["dt_bias"]
+  mixer.gates.log_rate[...] = arrays["A_log"]
+  mixer.skip[...] = arrays["D"]
+  mixer.norm.scale[...] = arrays["norm_weight"]
+  mixer.output.kernel[...] = arrays["out_proj_weight"].T
+  assert_close(call(mixer, arrays["x"]).y, arrays["y"], 1e-5)
 
 
 def test_mamba2_starts_with_short_steps():
