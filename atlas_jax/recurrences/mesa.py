@@ -99,9 +99,7 @@ def mesa(
   batch, length, heads, width = query.shape
   values = value.shape[-1]
   leading = (batch, length, heads)
-  shapes = MesaState(
-    (batch, heads, width, width), (batch, heads, values, width)
-  )
+  shapes = ((batch, heads, width, width), (batch, heads, values, width))
   covariance, correlation = (None, None) if state is None else state
   check_shapes(
     {
@@ -110,8 +108,8 @@ def mesa(
       "rate": (rate, leading),
       "log_decay": (log_decay, leading),
       "ridge": (ridge, (heads, width)),
-      "state.covariance": (covariance, shapes.covariance),
-      "state.correlation": (correlation, shapes.correlation),
+      "state.covariance": (covariance, shapes[0]),
+      "state.correlation": (correlation, shapes[1]),
       "restart": (restart, (batch, length)),
       "valid": (valid, (batch, length)),
     }

@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float
 from atlas_jax.memory import state_dtype
 from atlas_jax.memory.dispatch import resolve
 from atlas_jax.memory.numerics import HIGHEST, matmul
-from atlas_jax.recurrences.channel_decay import Blocks, decayed_scores
+from atlas_jax.recurrences.channel_decay import decayed_scores
 from atlas_jax.recurrences.chunks import (
   check_chunk,
   check_shapes,
@@ -138,26 +138,26 @@ def _chunk(
     """Row t - 1 at place t."""
     return jnp.concatenate([jnp.zeros_like(x[:1]), x[:-1]])
 
+  def scores(query: Array, key: Array) -> tuple[Array, tuple[Array, ...]]:
+    """Of all pairs of the chunk, and the decays that all scores share."""
+    block = decayed_scores(query, key, log_decay)
+    return block.scores[0], (block.prefix[0], block.suffix[0], block.total)
+
   # Token t erases what a query of token t - 1 would read.
   early = jnp.concatenate([erased[1:], jnp.zeros_like(erased[:1])])
-  pairs = jax.vmap(
-    decayed_scores,
-    in_axes=(0, 0, None),
-    out_axes=Blocks(scores=0, prefix=None, suffix=None, total=None),
+  (reads, rereads, finds, lower), (prefix, suffix, total) = jax.vmap(
+    scores, out_axes=(0, None)
   )(
     jnp.stack([query, query, early, early]),
     jnp.stack([key, replaced, key, replaced]),
-    log_decay,
   )
-  prefix, suffix = pairs.prefix[0], pairs.suffix[0]
-  reads, rereads, finds, lower = pairs.scores[:, 0]
   found = matmul(erased * jnp.exp(shifted(prefix)), memory.T)
   found = found + matmul(shifted(finds), value)
   found = matmul(unit_lower_inverse(shifted(lower)), found)
   y = matmul(query * jnp.exp(prefix), memory.T)
   y = y + matmul(reads, value) - matmul(rereads, found)
   to_end = jnp.exp(suffix)
-  memory = memory * jnp.exp(pairs.total)
+  memory = memory * jnp.exp(total)
   memory = memory + matmul(value.T, key * to_end)
   memory = memory - matmul(found.T, replaced * to_end)
   return memory, y.astype(tokens.value.dtype)
