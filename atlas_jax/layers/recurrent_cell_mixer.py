@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from atlas_jax import memory as am
 from atlas_jax.errors import UserError
@@ -18,6 +18,7 @@ from atlas_jax.layers.arrangement import Arrangement
 from atlas_jax.layers.initial import Source
 from atlas_jax.layers.linear import Linear
 from atlas_jax.layers.mixer import Mixer, MixerOutput
+from atlas_jax.layers.rows import choose_rows
 from atlas_jax.memory import dispatch
 from atlas_jax.memory.numerics import HIGHEST
 
@@ -130,10 +131,10 @@ class RecurrentCellMixer(Mixer):
 
     def token(state: RecurrentCellState, inputs: tuple[Array, Any, Any]):
       x, restart, valid = inputs
-      before = state if restart is None else _choose(restart, fresh, state)
+      before = state if restart is None else choose_rows(restart, fresh, state)
       after = cell(x, before)
       if valid is not None:
-        after = _choose(valid, after, state)
+        after = choose_rows(valid, after, state)
       return after, after.hidden
 
     by_time = (x, arrangement.restart, arrangement.valid)
@@ -197,8 +198,3 @@ def _orthogonal(scale: float) -> nnx.Initializer:
   return lambda key, shape, dtype, **_: draw(key, shape, jnp.float32).astype(
     dtype
   )
-
-
-def _choose(rows: Bool[Array, "B"], yes: Any, no: Any) -> Any:
-  """Chooses whole rows of two states."""
-  return jax.tree.map(lambda a, b: jnp.where(rows[:, None], a, b), yes, no)
