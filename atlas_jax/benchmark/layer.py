@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from atlas_jax import attention as aa
 from atlas_jax import memory as am
-from atlas_jax.benchmark.attention import blocked_attention, whole_attention
 from atlas_jax.benchmark.obvious import materialised, token_scan
 from atlas_jax.memory.numerics import unit
 
@@ -58,7 +58,7 @@ def core_of(method: str, memory: am.Memory) -> Core:
     return lambda *args: token_scan(memory, *args)
   if method == MATERIALISED:
     return lambda *args: materialised(memory, *args)
-  attend = {ATTENTION: whole_attention, BLOCKED: blocked_attention}[method]
+  attend = {ATTENTION: _whole_attention, BLOCKED: aa.full_attention}[method]
   return lambda params, query, key, value, gates: attend(query, key, value)
 
 
@@ -120,3 +120,13 @@ def loss(
 ) -> Float[Array, ""]:
   """A scalar whose gradient reaches every output."""
   return jnp.mean(jnp.square(apply(core, params, x, heads)))
+
+
+def _whole_attention(
+  query: Float[Array, "B T H K"],
+  key: Float[Array, "B T H K"],
+  value: Float[Array, "B T H K"],
+) -> Float[Array, "B T H K"]:
+  """Softmax attention over the past, all scores formed at once."""
+  length = query.shape[1]
+  return aa.attend(query, key, value, jnp.tri(length, dtype=bool)[None, None])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from atlas_jax import memory as am
-from atlas_jax.benchmark import attention, layer, obvious
+from atlas_jax.benchmark import layer, obvious
 
 SHAPE = layer.Shape(dim=16, heads=2, chunk=4)
 
@@ -67,10 +67,9 @@ def test_materialised_with_a_window_of_one_token():
 
 def test_attention_in_blocks_equals_jax():
   keys = jax.random.split(jax.random.key(0), 3)
-  args = [jax.random.normal(key, (2, 48, 2, 8)) for key in keys]
+  args = [jax.random.normal(key, (2, 200, 2, 8)) for key in keys]
   wanted = jax.nn.dot_product_attention(*args, is_causal=True)
-  np.testing.assert_allclose(
-    attention.whole_attention(*args), wanted, atol=2e-6
-  )
-  blocked = attention.blocked_attention(*args, parts=4, block=6)
-  np.testing.assert_allclose(blocked, wanted, atol=2e-6)
+  memory = layer.memory_of(SHAPE, 1)
+  for method in (layer.ATTENTION, layer.BLOCKED):
+    found = layer.core_of(method, memory)(None, *args, None)
+    np.testing.assert_allclose(found, wanted, atol=2e-6)
