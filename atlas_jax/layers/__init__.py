@@ -1,10 +1,11 @@
-"""Flax NNX layers around the memory, for any model.
+"""Flax NNX layers around memories and attention, for any model.
 
 Use them under jax's own transformations; `nnx.split` and `nnx.merge` give and
 take the parameters as a tree.
 """
 
 from atlas_jax.layers.arrangement import Arrangement, arrange
+from atlas_jax.layers.attention_mixer import AttentionMixer
 from atlas_jax.layers.block import Block, Sequence
 from atlas_jax.layers.convolution import Convolution
 from atlas_jax.layers.gates import MemoryGates
@@ -15,11 +16,14 @@ from atlas_jax.layers.memory_mixer import (
   Tails,
 )
 from atlas_jax.layers.mixer import Mixer, MixerOutput
+from atlas_jax.layers.reformer_mixer import ReformerMixer
 from atlas_jax.layers.rms_norm import RMSNorm
+from atlas_jax.layers.rotary import rotate
 from atlas_jax.layers.swiglu import SwiGLU
 
 __all__ = [
   "Arrangement",
+  "AttentionMixer",
   "Block",
   "Convolution",
   "Linear",
@@ -29,8 +33,10 @@ __all__ = [
   "Mixer",
   "MixerOutput",
   "RMSNorm",
+  "ReformerMixer",
   "Sequence",
   "SwiGLU",
   "Tails",
   "arrange",
+  "rotate",
 ]
