@@ -8,7 +8,7 @@ from atlas_jax.layers.attention_mixer import AttentionMixer
 from atlas_jax.layers.initial import Source
 from atlas_jax.layers.mixer import Mixer
 from atlas_jax.layers.reformer_mixer import ReformerMixer
-from atlas_jax.models.entry import Entry, common
+from atlas_jax.models.entry import Entry, common, given
 
 if TYPE_CHECKING:
   from atlas_jax.models.config import ModelConfig
@@ -40,12 +40,8 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 def options_of(config: "ModelConfig", name: str) -> dict[str, Any]:
   """The options of this mixer, with those of the configuration laid over."""
-  values = dict(_DEFAULTS[name])
-  for option in values:
-    given = getattr(config.attention, option)
-    if given is not None:
-      values[option] = given
-  return values
+  defaults = _DEFAULTS[name]
+  return {**defaults, **given(config.attention, defaults)}
 
 
 def make_attention(

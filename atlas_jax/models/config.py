@@ -13,11 +13,23 @@ from atlas_jax.errors import UserError
 from atlas_jax.layers.initial import Draws
 from atlas_jax.layers.mixer import Mixer
 from atlas_jax.models.attention_options import AttentionOptions
+from atlas_jax.models.hybrid import memory_entry
+from atlas_jax.models.hybrid_options import HybridOptions
+from atlas_jax.models.kernel_options import KernelOptions
+from atlas_jax.models.matrix_options import MatrixOptions
 from atlas_jax.models.older_options import HyenaOptions
 from atlas_jax.models.options import MemoryOptions
 from atlas_jax.models.registry import REGISTRY, mixers_of
 
-__all__ = ["AttentionOptions", "HyenaOptions", "MemoryOptions", "ModelConfig"]
+__all__ = [
+  "AttentionOptions",
+  "HybridOptions",
+  "HyenaOptions",
+  "KernelOptions",
+  "MatrixOptions",
+  "MemoryOptions",
+  "ModelConfig",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +48,10 @@ class ModelConfig:
   )
   memory: MemoryOptions = MemoryOptions()
   attention: AttentionOptions = AttentionOptions()
+  matrix: MatrixOptions = MatrixOptions()
+  kernel: KernelOptions = KernelOptions()
   hyena: HyenaOptions = HyenaOptions()
+  hybrid: HybridOptions = HybridOptions()
   dim: int = field(128, "Width of the residual stream; heads must divide it.")
   layers: int = field(4, "Blocks.")
   heads: int = field(
@@ -163,6 +178,9 @@ class ModelConfig:
   def _check_options(self, mixers: tuple[str, ...]) -> None:
     """Refuses options that no mixer of the model reads."""
     read = {option for name in mixers for option in REGISTRY[name].options}
+    for name in mixers:
+      if REGISTRY[name].family == "hybrid":
+        read |= set(memory_entry(self).options)
     for spec in dataclasses.fields(self):
       value = getattr(self, spec.name)
       if not dataclasses.is_dataclass(value) or spec.name in read:

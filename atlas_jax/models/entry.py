@@ -1,7 +1,7 @@
 """What is known of a mixer by name."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -58,3 +58,9 @@ def common(config: "ModelConfig") -> dict[str, Any]:
     "param_dtype": jnp.dtype(config.param_dtype),
     "implementation": config.implementation,
   }
+
+
+def given(options: Any, names: Iterable[str]) -> dict[str, Any]:
+  """Those of the named fields that are set."""
+  values = {name: getattr(options, name) for name in names}
+  return {name: value for name, value in values.items() if value is not None}

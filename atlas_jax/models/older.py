@@ -8,7 +8,7 @@ from atlas_jax.layers.hyena_mixer import HyenaMixer
 from atlas_jax.layers.initial import Source
 from atlas_jax.layers.mixer import Mixer
 from atlas_jax.layers.recurrent_cell_mixer import RecurrentCellMixer
-from atlas_jax.models.entry import Entry, common
+from atlas_jax.models.entry import Entry, common, given
 
 if TYPE_CHECKING:
   from atlas_jax.models.config import ModelConfig
@@ -19,12 +19,8 @@ def _make_cell(config: "ModelConfig", rngs: Source, *, cell: str) -> Mixer:
 
 
 def _make_hyena(config: "ModelConfig", rngs: Source) -> Mixer:
-  given = {
-    name: value
-    for name in ("max_length", "filter_width")
-    if (value := getattr(config.hyena, name)) is not None
-  }
-  return HyenaMixer(**given, rngs=rngs, **common(config))
+  options = given(config.hyena, ("max_length", "filter_width"))
+  return HyenaMixer(**options, rngs=rngs, **common(config))
 
 
 ENTRIES: Mapping[str, Entry] = {

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 
 from atlas_jax.config import suggestion
 from atlas_jax.errors import UserError
-from atlas_jax.models import attention, deep, older
+from atlas_jax.models import hybrid
 from atlas_jax.models.entry import Entry
 
-REGISTRY: Mapping[str, Entry] = {
-  **deep.ENTRIES,
-  **attention.ENTRIES,
-  **older.ENTRIES,
-}
+REGISTRY: Mapping[str, Entry] = {**hybrid.PARTS, **hybrid.ENTRIES}
 
 # Names of sequential stacks: which mixers take turns.
-PATTERNS: Mapping[str, tuple[str, ...]] = {}
+PATTERNS: Mapping[str, tuple[str, ...]] = {
+  "samba": ("mamba2", "swa"),
+  "gated_deltanet_h1": ("gated_deltanet", "swa"),
+  "gated_deltanet_h2": ("mamba2", "gated_deltanet", "swa"),
+}
 
 NAMES = (*REGISTRY, *PATTERNS)
 

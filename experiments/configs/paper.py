@@ -12,7 +12,7 @@ of its own SwiGLU is chosen so.
 """
 
 from atlas_jax.data.config import DataConfig
-from atlas_jax.models.config import ModelConfig
+from atlas_jax.models.config import MemoryOptions, ModelConfig
 from atlas_jax.models.registry import mixers_of
 from atlas_jax.training.config import ExperimentConfig, TrainConfig
 
@@ -24,6 +24,13 @@ def whole_turns(layers: int, mixer: str, pattern: tuple[str, ...]) -> int:
   """As many layers, or a few more, in which all mixers have equal turns."""
   turn = len(mixers_of(mixer, pattern))
   return -(-layers // turn) * turn
+
+
+def _memory(mixer: str, pattern: tuple[str, ...]) -> MemoryOptions:
+  """A smaller memory where the projections alone nearly fill a block."""
+  if "mac" in mixers_of(mixer, pattern):
+    return MemoryOptions(expansion=1.0)
+  return MemoryOptions()
 
 
 def paper_size(
@@ -55,6 +62,7 @@ def paper_size(
       dim=dim,
       heads=heads,
       match="transformer",
+      memory=_memory(mixer, pattern),
       dtype="bfloat16",
     ),
     data=DataConfig(window=_CONTEXT),
