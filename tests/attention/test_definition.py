@@ -212,6 +212,18 @@ def test_a_key_that_shares_two_buckets_counts_once():
   )
 
 
+@pytest.mark.parametrize("name", ["full", "hashed"])
+def test_long_sequences_are_cut_into_parts_that_see_all_before(name):
+  case, length = CASES[name], 1100
+  given, past = inputs(case, length=length), before(case, jnp.float32)
+  # In the first part and in the second; the other row only goes on.
+  begins = np.isin(np.arange(length), (300, 900))[None]
+  restart = jnp.asarray(begins & np.array([[True], [False]]))
+  y, _ = fast(case, given, past, restart, piece=128)
+  wanted, _ = slow(case, given, past, restart)
+  assert_close(y, wanted, 1e-5)
+
+
 @pytest.mark.parametrize("name", ["full", "global", "hashed"])
 def test_memory_grows_with_the_length_not_its_square(name):
   case = CASES[name]
