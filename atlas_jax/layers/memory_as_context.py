@@ -18,16 +18,12 @@ from atlas_jax.errors import UserError
 from atlas_jax.layers.arrangement import Arrangement
 from atlas_jax.layers.gated_product import GatedProduct
 from atlas_jax.layers.initial import Source
-from atlas_jax.layers.linear import Linear
-from atlas_jax.layers.memory_mixer import MemoryMixer
 from atlas_jax.layers.mixer import Mixer, MixerOutput
-from atlas_jax.layers.rms_norm import RMSNorm
+from atlas_jax.layers.recall import Recall
 from atlas_jax.layers.rows import choose_rows
 from atlas_jax.layers.segment_attention import SegmentAttention
 from atlas_jax.layers.segments import Segments, cut
 from atlas_jax.memory import dispatch
-from atlas_jax.memory.numerics import unit
-from atlas_jax.memory.read import read
 
 
 class SegmentCache(NamedTuple):
@@ -64,20 +60,18 @@ class MemoryAsContext(Mixer):
 
   arXiv 2501.00663, Eq. 21-25, token by token. Token i of a segment sees the
   persistent tokens p, and of its segment the recalled rows h_j and the tokens
-  x_j with j <= i. `h_j = RMSNorm(M(q_j))`, q_j of length 1 per head as the
-  memory's own queries, reads the memory as it was when the segment began; h_j
-  has the position of x_j in the segment, p has none. The memory is a whole
-  layer that reads y: its running state gates y, as in `MemoryAsGate`. Metrics
-  are the memory's, means over tokens.
+  x_j with j <= i. h_j is what the memory, as it was when the segment began,
+  answers to x_j (see `Recall`); it has the position of x_j in the segment, and
+  p has none. The memory is a whole layer that reads y; its running state gates
+  y as in `MemoryAsGate`. Metrics are the memory's, means over tokens.
 
   Segments start with the document. Splits, steps and documents give the numbers
   of one call.
 
   Args:
-    attention: Its projections; no window.
-    memory: A `MemoryMixer`, or a mixer that can be asked: one with `heads` and
-      `read(state, query [B, T, H, K]) -> [B, T, H, V]`, H V = D, which writes
-      nothing and takes a state between two of its chunks.
+    attention: Attention in parts, without a window.
+    memory: Any `MemoryMixer`, or a mixer whose memory is a matrix that can be
+      asked, see `Recall`.
     segment: S, a multiple of the memory's chunk.
     norm_epsilon: Of the norms.
     scale: Factor on the starting weights of the layer's own projections.
@@ -113,11 +107,6 @@ class MemoryAsContext(Mixer):
       )
     if attention.window:
       raise UserError("memory as context attends to whole segments: no window")
-    if not isinstance(memory, MemoryMixer) and not hasattr(memory, "read"):
-      raise UserError(
-        f"a {type(memory).__name__} cannot be asked without writing to it: "
-        "memory as context needs another memory, say titans"
-      )
     if segment < 1 or segment % memory.chunk:
       raise UserError(
         f"a segment of {segment} tokens is no multiple of the memory's chunk "
@@ -129,17 +118,13 @@ class MemoryAsContext(Mixer):
     self.implementation = dispatch.resolve(implementation)
     self.attention = attention
     self.memory = memory
-    self.retrieval = Linear(
-      self.dim,
-      self.dim,
+    self.recall = Recall(
+      memory,
+      norm_epsilon=norm_epsilon,
       scale=scale,
       dtype=dtype,
       param_dtype=param_dtype,
       rngs=rngs,
-    )
-    heads = self._memory_heads
-    self.retrieval_norm = RMSNorm(
-      (heads, self.dim // heads), epsilon=norm_epsilon, param_dtype=param_dtype
     )
     self.product = GatedProduct(
       self.dim,
@@ -278,10 +263,6 @@ class MemoryAsContext(Mixer):
     )
     return out, after
 
-  @property
-  def _memory_heads(self) -> int:
-    return self.memory.heads  # pyright: ignore[reportAttributeAccessIssue]
-
   def _scan(
     self, memory: Any, segments: Segments
   ) -> tuple[Any, Float[Array, "B n*S D"], dict[str, Float[Array, ""]]]:
@@ -297,7 +278,9 @@ class MemoryAsContext(Mixer):
       x, lengths, restart = segment
       if restart is not None:
         memory = choose_rows(restart, fresh, memory)
-      out, y = self._one(x, memory, lengths, attended)
+      y = attended(x, memory)
+      out = self._written(y, memory, lengths)
+      y = self.product(y, out.y.astype(y.dtype))
       tokens, after = jnp.float32(batch * self.chunk), out.state
       if lengths is not None:
         tokens = jnp.sum(lengths).astype(jnp.float32)
@@ -310,14 +293,6 @@ class MemoryAsContext(Mixer):
     metrics = {name: jnp.sum(v) / count for name, v in metrics.items()}
     y = jnp.moveaxis(y, 0, 1).reshape(batch, -1, self.dim)
     return memory, y, metrics
-
-  def _one(
-    self, x: Array, memory: Any, lengths: Array | None, attended: Any
-  ) -> tuple[MixerOutput, Float[Array, "B S D"]]:
-    """One segment: what the memory gives, and the layer."""
-    y = attended(x, memory)
-    out = self._written(y, memory, lengths)
-    return out, self.product(y, out.y.astype(y.dtype))
 
   def _attended(
     self, x: Float[Array, "B S D"], memory: Any
@@ -332,30 +307,13 @@ class MemoryAsContext(Mixer):
     self, x: Float[Array, "B T D"], position: Int[Array, "#B T"], memory: Any
   ) -> aa.Entries:
     """Keys and values of what is recalled for tokens, then of the tokens."""
-    recalled = self.attention.entries(self._recalled(x, memory), position)
+    recalled = self.attention.entries(
+      self.recall(self.memory, memory, x), position
+    )
     own = self.attention.entries(x, position)
     return jax.tree.map(
       lambda *rows: jnp.concatenate(rows, axis=1), recalled, own
     )
-
-  def _recalled(
-    self, x: Float[Array, "B T D"], memory: Any
-  ) -> Float[Array, "B T D"]:
-    """What the memory answers to x, its state being at a segment's start."""
-    query = jax.nn.silu(self.retrieval(x))
-    query = query.reshape(*x.shape[:2], self._memory_heads, -1)
-    query = unit(query.astype(am.state_dtype(query.dtype)))
-    if isinstance(self.memory, MemoryMixer):
-      answer = read(
-        self.memory.definition,
-        self.memory.memory_params(),
-        self.memory.qk_length * query,
-        memory.memory.weights,
-      )
-    else:
-      ask = self.memory.read  # pyright: ignore[reportAttributeAccessIssue]
-      answer = ask(memory, query)
-    return self.retrieval_norm(answer).reshape(x.shape).astype(x.dtype)
 
   def _written(
     self, y: Float[Array, "B S D"], memory: Any, lengths: Array | None
@@ -412,7 +370,7 @@ class MemoryAsContext(Mixer):
       running = choose_rows(begins, self.memory.prepare(fresh), running)
       count = jnp.where(begins, 0, count)
       here = ((place == count[:, None]) & counts[:, None])[..., None]
-      answer = self._recalled(x[:, None], asked)
+      answer = self.recall(self.memory, asked, x[:, None])
       recalled = jnp.where(here, answer, recalled)
       own = jnp.where(here, x[:, None], own)
       rows = [self.attention.entries(r, place) for r in (recalled, own)]
