@@ -22,7 +22,7 @@ from atlas_jax.recurrences import channel_decay
 
 
 class GLAMixer(MatrixMixer):
-  """`M_t = M_{t-1} Diag(a_t) + v_t k_t^T` (arXiv 2312.06635, Eq. 3, 4.4).
+  """`M_t = M_{t-1} Diag(a_t) + v_t k_t^T` (arXiv 2312.06635, Eq. 3).
 
   `log a_t = log_sigmoid(x W_1 W_2 + b) / gate_divisor`. Queries have a factor
   `K ** -0.5` and, like keys, half the width of values; what is read goes
