@@ -13,11 +13,15 @@ import optax
 from atlas_jax.training.config import TrainConfig
 from atlas_jax.training.paths import is_stacked, path_name
 
-# Parameters that weight decay must leave alone although they are matrices. The
+# Parameters that weight decay must leave alone although they are matrices:
+# gates, what every head or channel has one of, and persistent tokens. The
 # memory's learned start weights are among them: they are the state in which
 # the inner descent begins, its own retention gate already decays them, and a
 # start pulled to zero is a saddle of a deep memory.
-_NEVER_DECAYED = re.compile(r"(^|/)(bias|scale|gates|memory)(/|$)")
+_NEVER_DECAYED = re.compile(
+  r"(^|/)(bias|scale|offset|gates|decay|rate|bonus|ridge|persistent|start"
+  r"|memory/features)(/|$)"
+)
 
 
 def schedule(config: TrainConfig) -> optax.Schedule:

@@ -26,10 +26,21 @@ Axes = tuple[str | None, ...]
 PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
   (r"(^|/)embedding$", ("vocab", "model")),
   (r"^head/kernel$", ("model", "vocab")),
-  (r"mixer/(query|key|value|output_gate)/kernel$", ("model", "heads")),
-  (r"mixer/output/kernel$", ("heads", "model")),
-  (r"mixer/gates/\w+/kernel$", ("model", "heads", "gates")),
-  (r"mixer/memory/start/", ("heads", "memory", "features")),
+  (
+    r"(?<!convolutions)(?<!by_name)/(query|key|value|output_gate)/kernel$",
+    ("model", "heads"),
+  ),
+  (r"/streams/kernel$", ("model", "heads")),
+  (r"/output/kernel$", ("heads", "model")),
+  (
+    r"/gates/(decay|momentum|rate|window|token|threshold|matrix_rate)/kernel$",
+    ("model", "heads", "gates"),
+  ),
+  (r"/start/(in|out|gate|matrix|hidden_\d+)$", ("heads", "memory", "features")),
+  (r"/cell/dense_[hi]/kernel$", ("model", "hidden")),
+  (r"/filter/(hidden/\d+|out)/kernel$", ("hidden", "model")),
+  (r"mixer/.*/down$", ("model", "hidden")),
+  (r"mixer/.*/up$", ("hidden", "model")),
   (r"mlp/(gate|up)/kernel$", ("model", "hidden")),
   (r"mlp/down/kernel$", ("hidden", "model")),
   # Vectors, convolutions, coefficients and key maps are small.

@@ -63,6 +63,19 @@ def test_only_matrices_decay_and_no_gate_or_memory(mixer):
   assert decayed == kernels | {"embedding"}
 
 
+def test_a_memory_beside_attention_decays_as_one_alone():
+  config = models.ModelConfig(mixer="mag", dim=32, layers=2, heads=2)
+  _, params = split_model(models.abstract(config, 257))
+  mask = decay_mask(params)["blocks"]["mixer"]
+  memory = mask["memory"]
+  assert memory["query"]["kernel"]
+  assert memory["output"]["kernel"]
+  assert mask["attention"]["query"]["kernel"]
+  assert not mask["attention"]["persistent"]
+  for branch in (memory["memory"], memory["gates"], memory["norm"]):
+    assert not any(jax.tree.leaves(branch))
+
+
 def test_weight_decay_shrinks_only_what_decays():
   config = TrainConfig(warmup=0, learning_rate=0.5, weight_decay=0.1)
   optimizer = make_optimizer(config)

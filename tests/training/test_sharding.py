@@ -1,6 +1,5 @@
 """A step on eight devices is the step on one."""
 
-import functools
 import math
 import re
 
@@ -15,6 +14,7 @@ from jax.sharding import PartitionSpec
 from atlas_jax import config as configs
 from atlas_jax import models
 from atlas_jax.errors import UserError
+from atlas_jax.models.registry import REGISTRY
 from atlas_jax.training import sharding
 from atlas_jax.training.config import TrainConfig
 from atlas_jax.training.optimizer import make_optimizer
@@ -130,9 +130,11 @@ def whole_and_split(config):
   _, params = split_model(models.abstract(config, 257))
   shardings = sharding.parameter_shardings(params, mesh)
   whole, split = set(), set()
-  for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-    name = path_name(path)
-    spec = functools.reduce(dict.__getitem__, name.split("/"), shardings).spec
+  leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+  for (path, leaf), sharding_of in zip(
+    leaves, jax.tree.leaves(shardings), strict=True
+  ):
+    name, spec = path_name(path), sharding_of.spec
     if leaf.ndim - is_stacked(name) >= 2:
       (split if "fsdp" in spec else whole).add(name)
   return whole, split
@@ -159,6 +161,20 @@ def test_every_large_parameter_of_every_model_is_split(changes):
   } == set()
   assert "embedding" in split
   assert any("memory/start" in name for name in split)
+
+
+@pytest.mark.parametrize("mixer", REGISTRY)
+def test_little_of_any_mixer_lies_whole(mixer):
+  config = models.ModelConfig(mixer=mixer, dim=64, layers=1, heads=2)
+  params = split_model(models.abstract(config, 257))[1]["blocks"]["mixer"]
+  sizes = {
+    f"blocks/mixer/{path_name(path)}": leaf.size
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
+  }
+  whole, split = whole_and_split(config)
+  left = sum(sizes.get(name, 0) for name in whole)
+  assert left <= 0.1 * sum(sizes.values()), sorted(whole)
+  assert any(name in split for name in sizes)
 
 
 def test_axis_that_does_not_divide_stays_whole_and_is_logged(caplog):
