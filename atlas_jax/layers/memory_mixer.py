@@ -6,6 +6,7 @@ x (arXiv 2505.23735, section 5.1 and figure 3; norm and output gate as in its
 sister papers, arXiv 2504.13173 section 5.4).
 """
 
+import math
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -51,8 +52,12 @@ class MemoryMixer(Mixer):
 
   Its metrics: `inner_loss` (how much tokens surprised the memory);
   `gate_decay` (alpha), `gate_momentum` (theta), `gate_rate` (eta) and
-  `gate_window` (gamma, summed over the window), as far as the memory has them;
-  `memory_norm` (of the weights after the last whole chunk).
+  `gate_window` (gamma, summed over the window), as far as the memory has them
+  (`gate_rate` is the mean over its matrices where each has a rate), and
+  `gate_threshold`; `memory_norm` (of the weights after the last whole chunk).
+
+  Queries and keys have length 1, or sqrt(width) for a memory whose rate goes by
+  position: test-time training divides that rate by the width.
 
   Args:
     dim: Width of x; `heads` must divide it.
@@ -108,6 +113,8 @@ class MemoryMixer(Mixer):
     self.definition = memory or am.Memory()
     self.chunk = self.definition.chunk
     self.qk_epsilon = qk_epsilon
+    by_position = self.definition.rate_by_position
+    self.qk_length = math.sqrt(width) if by_position else 1.0
     self.dtype = jnp.dtype(dtype)
     self.implementation = implementation
     self.form = form
@@ -304,7 +311,8 @@ class MemoryMixer(Mixer):
       y = jax.nn.silu(y).reshape(*x.shape[:2], self.heads, self._width)
       if name != "value":
         wide = y.astype(am.state_dtype(y.dtype))
-        y = unit(wide, epsilon=self.qk_epsilon).astype(y.dtype)
+        wide = self.qk_length * unit(wide, epsilon=self.qk_epsilon)
+        y = wide.astype(y.dtype)
       arrays[name] = y
     before = None if tails is None else tails.weight
     gates, new_tails["weight"] = self._gates(x, before, arrangement)
@@ -369,11 +377,15 @@ def _metrics(
 
   metrics = {
     "inner_loss": mean(out.inner_loss),
-    "gate_rate": mean(gates.rate),
+    "gate_rate": mean(
+      gates.rate if gates.matrix_rate is None else gates.matrix_rate
+    ),
     "gate_window": mean(jnp.sum(gates.window, axis=-1)),
   }
   if memory.retention.groups:
     metrics["gate_decay"] = mean(jnp.exp(gates.log_decay))
+  if gates.threshold is not None:
+    metrics["gate_threshold"] = mean(gates.threshold)
   if memory.has_momentum:
     metrics["gate_momentum"] = mean(jnp.exp(gates.log_momentum))
   norm = jax.lax.stop_gradient(out.weight_norm)

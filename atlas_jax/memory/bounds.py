@@ -59,7 +59,8 @@ class Bound:
     gradient_clip: outer training only: largest norm, per head and matrix, of
       the loss's gradient with respect to the state that one chunk hands to the
       next. Identity below the norm, which the default leaves far above what
-      a training step sees; None is off.
+      a training step sees; None is off. The momentum of `ChunkMuon`, which may
+      be as short as its epsilon, is measured in units of that.
   """
 
   damp_momentum: bool = True

@@ -179,27 +179,41 @@ def _step_of_large_chunk(
   """As `_step`, where a chunk is read at its start and written at its end."""
   heads = _heads(state)
   y, loss = over_heads(_read_and_judge)(heads, query, key, value)
+  before, new = tuple(state.pending), (key, value, gates)
+  rows = jnp.arange(key.shape[0], dtype=jnp.int32)
+  # The last token of a chunk finds no slot. All others go to theirs, so that a
+  # step does not rewrite the thousands of tokens before it.
+  place = jnp.where(valid, state.count, memory.chunk)
+  put = lambda all_, one: all_.at[rows, place].set(one, mode="drop")
+  pending = jax.tree.map(put, before, new)
   count = state.count + valid.astype(jnp.int32)
   full = valid & (count == memory.chunk)
   write = over_heads(_write_chunk)
 
-  def end_chunk(heads: Head) -> Head:
-    # The newest token has no slot: it comes after the full buffer.
+  def end_chunk(heads: Head, pending):
     by_head = lambda x: jnp.moveaxis(x, 2, 1)
     joined = jax.tree.map(
-      lambda old, new: by_head(jnp.concatenate([old, new[:, None]], axis=1)),
-      tuple(state.pending),
-      (key, value, gates),
+      lambda old, one: by_head(jnp.concatenate([old, one[:, None]], axis=1)),
+      before,
+      new,
     )
-    return _where(full, write(heads, *joined), heads)
+    empty = jax.tree.map(jnp.zeros_like, pending)
+    heads = _where(full, write(heads, *joined), heads)
+    return heads, _where(full, empty, pending)
 
-  heads = jax.lax.cond(jnp.any(full), end_chunk, lambda heads: heads, heads)
-  pending = Pending(
-    *_put(tuple(state.pending), (key, value, gates), state.count, valid, full)
+  heads, pending = jax.lax.cond(
+    jnp.any(full),
+    end_chunk,
+    lambda heads, pending: (heads, pending),
+    heads,
+    pending,
   )
   silent = lambda x: _where(valid, x, jnp.zeros_like(x))
-  after = _state(heads, pending.gates)._replace(
-    pending=pending, count=jnp.where(full, jnp.zeros_like(count), count)
+  after = state._replace(
+    weights=heads.weights,
+    momentum=heads.momentum,
+    pending=Pending(*pending),
+    count=jnp.where(full, jnp.zeros_like(count), count),
   )
   return after, silent(y), silent(loss)
 

@@ -11,6 +11,8 @@ Muon's step is not linear in the momentum, so one matrix is formed for each
 orthogonalised step, and tokens are read in blocks that share one.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -22,6 +24,7 @@ from atlas_jax.memory.factors import Carry, Factors, Weights, working
 from atlas_jax.memory.networks import Entry
 from atlas_jax.memory.newton_schulz import newton_schulz
 from atlas_jax.memory.numerics import matmul
+from atlas_jax.memory.optimizers import ChunkMuon
 
 
 def dual(
@@ -242,8 +245,14 @@ def handed_on(
       for name, w in weights.items()
     }
   if bound.gradient_clip is not None:
-    clip = lambda x: bounds.clip_gradient(bound.gradient_clip, x)
-    weights, momentum = jax.tree.map(clip, (weights, momentum))
+    limit = bound.gradient_clip
+    clip = functools.partial(bounds.clip_gradient, limit)
+    weights = jax.tree.map(clip, weights)
+    if isinstance(memory.optimizer, ChunkMuon):
+      # A step of length one comes from a momentum as short as epsilon.
+      limit = limit / memory.optimizer.epsilon
+    clip = functools.partial(bounds.clip_gradient, limit)
+    momentum = jax.tree.map(clip, momentum)
   return weights, momentum
 
 

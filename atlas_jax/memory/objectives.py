@@ -7,6 +7,7 @@ that token. `curvature` bounds its second derivative in `y`; the step budget of
 """
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -120,8 +121,8 @@ class Lp(_Objective):
   """`|y - v|_p^p` with the smooth `|x| = sqrt(x^2 + 1e-6)`, as in Moneta.
 
   Its slope is `p sign(e) |e|^(p - 1)` (arXiv 2504.13173, Eq. 10-11) with the
-  sign `e / |e|` of that |e|. (The paper smooths the sign by `tanh(a e)` with an
-  `a` that it does not tell; so the two would not be one function's slope.)
+  sign `e / |e|` of that |e|. (With the paper's `tanh(a e)` for the sign, and an
+  `a` that it does not tell, the slope would be that of no simple function.)
   Beyond errors of `largest`, where the slope is 1e12, it grows linearly.
 
   Attributes:
@@ -166,11 +167,20 @@ class SwitchedHuber(_Objective):
   """`|e|^2 / 2` where `|e| <= delta_t`, else `delta_t |e|_1`, as in Yaad.
 
   Each token chooses by the length of its whole error, and its threshold delta_t
-  is a gate (arXiv 2504.13173, Eq. 16 and 26). The l_1 norm is smoothed as in
-  `Lp`.
+  is a gate (arXiv 2504.13173, Eq. 16 and 26). The l_1 norm is smoothed to
+  `sum log cosh(a e) / a`, whose slope is the paper's `tanh(a e)`.
+
+  Attributes:
+    sharpness: a, which the paper leaves open. Rounding errors of channels that
+      are remembered well grow a-fold.
   """
 
+  sharpness: float = 3.0
+
   gated: ClassVar[bool] = True
+
+  def __post_init__(self):
+    checks.positive("huber sharpness", self.sharpness)
 
   def __call__(
     self, y: Vectors, v: Vectors, threshold: Numbers | None = None
@@ -179,22 +189,27 @@ class SwitchedHuber(_Objective):
       raise ValueError("the thresholds are missing")
     error = y - v
     small = safe_norm(error, -1)[..., 0] <= threshold
-    # Neither branch sees the other's errors, whose square may overflow.
+    # The square never sees the errors of the other branch, and may overflow.
     inside = jnp.where(small[..., None], error, jnp.zeros_like(error))
     square = 0.5 * jnp.sum(jnp.square(inside), axis=-1)
-    limit = _LARGEST_SLOPE
-    outside = jnp.maximum(jnp.minimum(error, limit), -limit)
-    absolute = jnp.sqrt(jnp.square(outside) + _ROOT_EPSILON)
-    # Rounded off at sizes that no square may have; the slope there is one.
-    absolute = jnp.where(jnp.abs(error) < limit, absolute, jnp.abs(error))
-    return jnp.where(small, square, threshold * jnp.sum(absolute, axis=-1))
+    size = jnp.abs(error)
+    # log cosh(x) is |x| + log(1 + exp(-2 |x|)) - log 2.
+    corner = jnp.log(1.0 + jnp.exp(-2 * self.sharpness * size))
+    smooth = size + (corner - math.log(2)) / self.sharpness
+    return jnp.where(small, square, threshold * jnp.sum(smooth, axis=-1))
 
   def curvature(
     self, y: Vectors, v: Vectors, threshold: Numbers | None = None
   ) -> Numbers:
-    """That of the square; beyond, the slope is bounded instead."""
-    del v, threshold
-    return jnp.ones(y.shape[:-1], y.dtype)
+    """That of the square, or of the steepest channel of the l_1 norm."""
+    if threshold is None:
+      raise ValueError("the thresholds are missing")
+    error = y - v
+    small = safe_norm(error, -1)[..., 0] <= threshold
+    slopes = jnp.square(jnp.tanh(self.sharpness * error))
+    steepest = threshold * self.sharpness * (1 - jnp.min(slopes, axis=-1))
+    one = jnp.ones_like(threshold)
+    return jnp.where(small, one, jnp.maximum(one, steepest))
 
 
 Objective = L2 | DotProduct | Huber | Lp | SwitchedHuber

@@ -258,3 +258,33 @@ def test_a_memory_that_does_not_fit_is_refused():
   )
   with pytest.raises(UserError, match="decay groups"):
     MemoryMixer(16, 2, groups, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+  ("by_position", "length"), [(False, 1), (True, 8**0.5)]
+)
+def test_keys_are_as_long_as_their_rates_expect(
+  monkeypatch, by_position, length
+):
+  memory = am.Memory(
+    am.Identity(),
+    am.MLP(expansion=1.0),
+    optimizer=am.GradientDescent(),
+    window=1,
+    chunk=4,
+    rate_by_position=by_position,
+  )
+  mixer = made(lambda rngs: MemoryMixer(DIM, HEADS, memory, rngs=rngs))
+  seen = []
+  apply = am.apply
+
+  def watched(memory, params, query, key, *rest, **options):
+    seen.extend((query, key))
+    return apply(memory, params, query, key, *rest, **options)
+
+  monkeypatch.setattr(am, "apply", watched)
+  mixer(inputs(3))
+  for vectors in seen:
+    norms = np.linalg.norm(vectors, axis=-1)
+    np.testing.assert_allclose(norms, length, rtol=1e-4)
+  assert len(seen) == 2

@@ -86,6 +86,18 @@ def test_tokens_are_separate(objective):
   assert objective.curvature(y, v, limit).shape == (2, 4)
 
 
+def test_the_switched_objective_bends_most_in_its_best_channel():
+  """Beyond the threshold the corner of the l_1 norm bounds the curvature."""
+  objective, zero = am.SwitchedHuber(), jnp.zeros(3)
+  for y, threshold in ((jnp.array(E), 2.0), (jnp.array(E), 4.0)):
+    limit = jnp.array(threshold)
+    hessian = jax.hessian(objective)(y, zero, limit)
+    largest = np.max(np.linalg.eigvalsh(hessian))
+    bound = objective.curvature(y, zero, limit)
+    np.testing.assert_allclose(bound, max(1.0, largest), rtol=1e-9)
+    assert (bound > 1) == (threshold == 2.0)
+
+
 @pytest.mark.parametrize("objective", EVERY)
 def test_no_error_is_too_large(objective):
   """Slopes and their slopes at sizes that no square may have."""
@@ -122,13 +134,13 @@ def test_the_switched_objective_looks_at_the_whole_error(threshold, small):
   arguments = jnp.array(Y), jnp.array(V), jnp.array(threshold)
   run = jax.value_and_grad(am.SwitchedHuber(), argnums=(0, 2))
   value, (slope, by_threshold) = run(*arguments)
-  # Of a smooth l_1 norm: the root of e^2 + 1e-6.
-  norm = np.sum(np.sqrt(E**2 + 1e-6))
+  norm = np.sum(np.log(np.cosh(3 * E)) / 3)
   if small:
     np.testing.assert_allclose(value, np.sum(E**2) / 2, rtol=1e-12)
     np.testing.assert_allclose(slope, E, rtol=1e-12)
     assert by_threshold == 0
   else:
     np.testing.assert_allclose(value, threshold * norm, rtol=1e-12)
-    np.testing.assert_allclose(slope, threshold * np.sign(E), rtol=1e-4)
+    want = threshold * np.tanh(3 * E)
+    np.testing.assert_allclose(slope, want, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(by_threshold, norm, rtol=1e-12)
