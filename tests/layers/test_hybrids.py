@@ -214,3 +214,21 @@ def test_what_is_no_context_is_refused():
   memory = deep(DIM, HEADS, rngs=nnx.Rngs(0))
   with pytest.raises(UserError, match="no window"):
     MemoryAsContext(attention, memory, segment=4, rngs=nnx.Rngs(0))
+
+
+def test_long_segments_attend_in_pieces():
+  length = 130
+  attention = context().attention
+  x = jnp.concatenate([inputs(length=length)] * 2, axis=0)[:3]
+  place = jnp.arange(length, dtype=jnp.int32)[None]
+
+  def both(attention, x):
+    entries = attention.entries(x, place)
+    y = attention.over(x, place, entries, place[:, None] <= place[..., None])
+    one = lambda t: attention.over_by_definition(
+      x[:, t], jnp.full((3,), t), entries, jnp.repeat(place <= t, 3, axis=0)
+    )
+    return y[:, jnp.array([0, 127, 129])], [one(t) for t in (0, 127, 129)]
+
+  y, expected = jit(both)(attention, x)
+  assert_close(y, jnp.stack(expected, axis=1), 1e-5)
