@@ -176,6 +176,15 @@ def filled_columns(
   return ((chunk < chunks) & (place >= 0)).reshape(-1)
 
 
+def seen_columns(
+  memory: ExponentialMemory, columns: Columns, chunks: Int[Array, ""]
+) -> Columns:
+  """The columns with those that belong to no token out of sight."""
+  room = columns.log.shape[0] // memory.columns
+  filled = filled_columns(memory, room, chunks)
+  return columns._replace(log=jnp.where(filled, columns.log, LOWEST_LOG))
+
+
 def _run(
   memory: ExponentialMemory,
   params: dict[str, Array],
@@ -199,7 +208,7 @@ def _run(
   place = (place + row[None, None]).reshape(place.shape[0], -1)
   place = jnp.where(slots.valid, place, 0)
   y, columns, fast, before = by_head(
-    lambda *arguments: _one(memory, capacity, *arguments), shared=1, row=6
+    lambda *arguments: _one(memory, capacity, *arguments), shared=1, row=7
   )(
     params,
     lam,
@@ -208,6 +217,7 @@ def _run(
     slots.commit,
     written,
     finished,
+    state.chunks,
     chunks,
     tokens,
     state.columns,
@@ -230,6 +240,7 @@ def _one(
   commit: Bool[Array, "n"],
   written: Int[Array, "n"],
   finished: Int[Array, ""],
+  had: Int[Array, ""],
   chunks: Int[Array, ""],
   tokens: Tokens,
   columns: Columns,
@@ -245,7 +256,7 @@ def _one(
     fresh, commit: see `_Slots`.
     written: place of each chunk in the columns; `capacity` for none.
     finished: chunks of the call that commit.
-    chunks: finished chunks of the document after the call.
+    had, chunks: finished chunks of the document before and after the call.
     columns, fast, before: the state before.
   """
   size, reach = memory.refresh, memory.window - 1
@@ -261,7 +272,8 @@ def _one(
     fresh,
     commit,
   )
-  swept = sweep(memory, params, lam, blocks, columns, fast)
+  seen = seen_columns(memory, columns, had)
+  swept = sweep(memory, params, lam, blocks, seen, fast)
   since = decays_since(swept.totals, finished.astype(swept.totals.dtype))
   old = columns._replace(log=columns.log + since[0])
   new = swept.written._replace(log=swept.written.log + since[1:, None])

@@ -83,6 +83,11 @@ class ExponentialMemory:
       )
 
   @property
+  def forgets_start(self) -> bool:
+    """Whether the starting weights decay like what is written."""
+    return not self.normalised and not self.linear
+
+  @property
   def refresh(self) -> int:
     """The chunk, where there is one."""
     if self.chunk is None:

@@ -139,7 +139,9 @@ def _one(
     pad(restart),
     fast.log_kept,
   )
-  swept = sweep(memory, params, lam, blocks, columns, fast)
+  there = jnp.arange(columns.log.shape[0], dtype=jnp.int32) < had
+  seen = columns._replace(log=jnp.where(there, columns.log, LOWEST_LOG))
+  swept = sweep(memory, params, lam, blocks, seen, fast)
   flat = lambda x: x.reshape(-1, *x.shape[2:])[:count]
   log_decay = flat(blocks.log_decay)
   write = flat(blocks.rate)[:, None] * flat(blocks.window)

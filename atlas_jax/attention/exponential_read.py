@@ -81,7 +81,7 @@ class Fast(NamedTuple):
   Attributes:
     matrix: sum of C u h^T.
     mass: sum of C.
-    log_kept: log of the product of all decays.
+    log_kept: log of what is left of the starting weights; 0 where they stay.
   """
 
   matrix: Float[Array, "V h"]
@@ -265,7 +265,7 @@ def read(
     past: what earlier blocks wrote, as of the block's start.
     score_key, own, table: what this block writes.
     fast: sums before the block.
-    log_kept: log of all decays of the document, up to each row.
+    log_kept: log of what is left of the starting weights at each row.
   """
   dtype = fast.matrix.dtype
   columns = _by_row(past, table.head)
@@ -340,7 +340,7 @@ def _first(
 
 def _kept(memory: ExponentialMemory, log_kept: Array | None, dtype) -> Array:
   """What is left of the starting weights."""
-  if memory.normalised or log_kept is None:
+  if not memory.forgets_start or log_kept is None:
     return jnp.ones((), dtype)
   return jnp.exp(log_kept)
 

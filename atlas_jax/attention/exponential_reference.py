@@ -167,6 +167,13 @@ def _one(
 
   dtype = fast.matrix.dtype
   columns = jax.tree.map(longer, columns)
+  place = jnp.arange(places, dtype=jnp.int32)
+  filled = place < count
+  if size is not None:
+    filled = _in_chunks(memory, place, count)
+  # Empty places are out of sight until something is written there.
+  log = jnp.where(filled, columns.log, -1e30)
+  columns = columns._replace(log=log)
   value_width, hidden = fast.matrix.shape
   weights = _Weights(columns.log, columns.amount, fast)
   running = _Running(
@@ -198,10 +205,8 @@ def _one(
     filled = jnp.arange(room, dtype=jnp.int32) < running.count
     weights, recent, waiting = running.now, running.recent, None
   else:
-    chunks = running.count // size
     place = jnp.arange(room, dtype=jnp.int32)
-    token = place // region * size + place % region - width + 1
-    filled = (place < chunks * region) & (token >= 0)
+    filled = _in_chunks(memory, place, running.count)
     at_border = running.count % size == 0
     choose = lambda a, b: jnp.where(at_border, a, b)
     weights, recent = jax.tree.map(
@@ -214,6 +219,16 @@ def _one(
   columns = Columns(running.key, running.payload, weights.log, weights.amount)
   columns = jax.tree.map(lambda x: _only(filled, x[:room]), columns)
   return y, (columns, weights.fast, recent, waiting), running.count
+
+
+def _in_chunks(
+  memory: ExponentialMemory, place: Int[Array, "M"], count: Int[Array, ""]
+) -> Bool[Array, "M"]:
+  """Places of tokens in the finished chunks of a document of so many tokens."""
+  size, width = memory.refresh, memory.window
+  region = width - 1 + size
+  token = place // region * size + place % region - width + 1
+  return (place < count // size * region) & (token >= 0)
 
 
 def _token(
@@ -245,9 +260,9 @@ def _token(
   )
   decay = jnp.exp(token.log_decay)
   age = place - jnp.arange(run.key.shape[0], dtype=jnp.int32)
-  near = (age >= 0) & (age < width)
+  near = (age >= 0) & (age < width) & (age <= run.count)
   write = jnp.where(
-    near & (age <= run.count),
+    near,
     token.rate * token.window[jnp.clip(age, 0, width - 1)],
     0.0,
   )
@@ -260,7 +275,7 @@ def _token(
       "m,mv,mh->vh", write, run.error, run.hidden, precision=_HIGHEST
     ),
     decay * fast.mass + jnp.sum(write),
-    jnp.maximum(fast.log_kept + token.log_decay, -1e30),
+    _kept(memory, fast.log_kept, token.log_decay),
   )
 
   def moved(old: Array, new: Array) -> Array:
@@ -433,6 +448,15 @@ def _length(x: Float[Array, "n"]) -> Float[Array, ""]:
   """Euclidean length, with a slope at zero."""
   top = jax.lax.stop_gradient(jnp.maximum(jnp.max(jnp.abs(x)), 1e-12))
   return top * jnp.sqrt(jnp.sum(jnp.square(x / top)) + 1e-12)
+
+
+def _kept(
+  memory: ExponentialMemory, log_kept: Array, log_decay: Array
+) -> Array:
+  """Log of what is left of the starting weights; 0 where they stay."""
+  if memory.normalised or memory.linear:
+    return log_kept
+  return jnp.maximum(log_kept + log_decay, -1e30)
 
 
 def _only(keep: Bool[Array, "M"], x: Array) -> Array:

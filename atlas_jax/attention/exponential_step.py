@@ -14,6 +14,7 @@ from atlas_jax.attention.exponential_chunked import (
   ChunkedState,
   Pending,
   filled_columns,
+  seen_columns,
 )
 from atlas_jax.attention.exponential_config import ExponentialMemory
 from atlas_jax.attention.exponential_read import (
@@ -40,7 +41,8 @@ def with_cache(
 ) -> ChunkedState:
   """The state with what its unfinished chunk has written so far."""
 
-  def one(params, count, columns, fast, before, pending):
+  def one(params, chunks, count, columns, fast, before, pending):
+    columns = seen_columns(memory, columns, chunks)
     all_of_them = jax.tree.map(_joined, before, pending.vectors)
     # The last slot of the chunk is not pending.
     all_of_them = jax.tree.map(
@@ -57,8 +59,14 @@ def with_cache(
     filled = place < memory.window - 1 + count
     return jax.tree.map(lambda x: masked(filled, x), own)
 
-  cache = by_head(one, shared=0, row=1)(
-    params, state.count, state.columns, state.fast, state.before, state.pending
+  cache = by_head(one, shared=0, row=2)(
+    params,
+    state.chunks,
+    state.count,
+    state.columns,
+    state.fast,
+    state.before,
+    state.pending,
   )
   return state._replace(cache=cache)
 
@@ -143,7 +151,8 @@ def _one(
     y; the pending tokens, without and with the chunk's last place; the cache.
   """
   reach = memory.window - 1
-  own = factors(memory, params, tokens.vectors, [columns], fast)
+  seen = [seen_columns(memory, columns, chunks)]
+  own = factors(memory, params, tokens.vectors, seen, fast)
 
   def put(place: Array, x: Array, new: Array) -> Array:
     return x.at[jnp.where(valid, place, x.shape[0])].set(new[0], mode="drop")
@@ -163,12 +172,12 @@ def _one(
     lam,
     tokens.query,
     tokens.score_query,
-    [columns],
+    seen,
     keys,
     cache,
     row,
     fast,
-    fast.log_kept + row.head,
+    fast.log_kept + row.head if memory.forgets_start else fast.log_kept[None],
   )
   return y, jax.tree.map(lambda x: x[:-1], longer), longer, cache
 
@@ -213,7 +222,9 @@ def _finish(
 
   own = own._replace(log=jnp.maximum(own.log, LOWEST_LOG))
   columns = jax.tree.map(write, columns._replace(log=log), own)
-  kept = jnp.maximum(fast.log_kept + head, LOWEST_LOG)
+  kept = fast.log_kept
+  if memory.forgets_start:
+    kept = jnp.maximum(kept + head, LOWEST_LOG)
   after = advance(fast, cache, table.share[-1], head, kept)
   tail = jax.tree.map(
     lambda old, new: _joined(old, new)[size:], before, last.vectors
@@ -224,7 +235,8 @@ def _finish(
     ),
     tail,
   )
-  again = factors(memory, params, tail, [columns], after)
+  seen = [seen_columns(memory, columns, chunks + 1)]
+  again = factors(memory, params, tail, seen, after)
   again = jax.tree.map(lambda x: jnp.pad(x, ((0, size), (0, 0))), again)
   empty = jax.tree.map(jnp.zeros_like, pending)
   rest = jax.tree.map(lambda x: x[:-1], last)

@@ -42,7 +42,7 @@ class Block(NamedTuple):
     vectors: of the tokens before and the block's own.
     log_decay, rate, window: gates of the block's tokens, as `tables` takes
       them.
-    log_kept: log of all decays of the document up to each token.
+    log_kept: log of what is left of the starting weights at each token.
     fresh: a document begins with the block.
     commit: the block's writes count for what follows.
   """

@@ -106,7 +106,8 @@ def blocks_of(
     before: the window - 1 tokens before them.
     place: of each token in its document, from 0.
     restart: tokens that begin a document: they see nothing before them.
-    log_kept: log of all decays of the document before the call.
+    log_kept: log of all decays of the document before the call, if the
+      starting weights decay.
     fresh, commit: see `Block`; None: no and yes.
   """
   dtype = tokens.rate.dtype
@@ -121,6 +122,9 @@ def blocks_of(
   age = jnp.arange(memory.window, dtype=jnp.int32)[None]
   window = jnp.where(age <= place[:, None], tokens.window, 0.0)
   log_decay = jnp.where(restart, LOWEST_LOG, tokens.log_decay)
+  kept = jnp.zeros_like(log_decay)
+  if memory.forgets_start:
+    kept = _kept(tokens.log_decay, restart, log_kept)
   if fresh is None:
     fresh = jnp.zeros((count,), bool)
   if commit is None:
@@ -133,7 +137,7 @@ def blocks_of(
     split(log_decay),
     split(tokens.rate),
     split(window),
-    split(_kept(tokens.log_decay, restart, log_kept)),
+    split(kept),
     fresh.astype(dtype),
     commit.astype(dtype),
   )
