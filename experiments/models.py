@@ -12,17 +12,11 @@ values, C the chunk, W the window. Written by
 `python -m experiments.models --write=docs/models.md`.
 """
 
-import pathlib
-
-from absl import flags as absl_flags
-
-from atlas_jax.errors import UserError
 from atlas_jax.models.registry import PATTERNS, REGISTRY
 from atlas_jax.models.size import size
-from experiments import flags
+from experiments import documents, flags
 from experiments.configs import PRESETS
 
-_WRITE = absl_flags.DEFINE_string("write", None, "Markdown file to write.")
 _HEADER = """\
 | name | what it computes | objective | network | optimizer | retention \
 | window | state per row and layer | bytes at 340M | training | source |
@@ -82,13 +76,7 @@ def text() -> str:
 def main() -> None:
   """Prints the tables."""
   document = text()
-  if _WRITE.value is None:
-    print(document)
-    return
-  try:
-    pathlib.Path(_WRITE.value).write_text(document, encoding="utf-8")
-  except OSError as error:
-    raise UserError(f"cannot write {_WRITE.value}: {error.strerror}") from None
+  documents.emit(document, document)
 
 
 if __name__ == "__main__":

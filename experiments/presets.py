@@ -11,17 +11,11 @@ what one block keeps per row of 4,096 tokens for the backward pass. Written by
 `python -m experiments.presets --write=docs/presets.md`.
 """
 
-import pathlib
-
-from absl import flags as absl_flags
-
 from atlas_jax.data import tokenizers
-from atlas_jax.errors import UserError
 from atlas_jax.models.size import size
-from experiments import flags
+from experiments import documents, flags
 from experiments.configs import PRESETS
 
-_WRITE = absl_flags.DEFINE_string("write", None, "Markdown file to write.")
 _VOCAB = 32_000
 _HEADER = """\
 | preset | parameters | start weights | state | carries, T = 4096 |
@@ -44,15 +38,8 @@ def row(name: str) -> str:
 def main() -> None:
   """Prints the table."""
   table = "\n".join([_HEADER, *map(row, PRESETS)])
-  if _WRITE.value is None:
-    print(table)
-    return
   words = (__doc__ or "").split("\n\n")[-1].strip()
-  text = f"# Presets\n\n{words}\n\n{table}\n"
-  try:
-    pathlib.Path(_WRITE.value).write_text(text)
-  except OSError as error:
-    raise UserError(f"cannot write {_WRITE.value}: {error.strerror}") from None
+  documents.emit(table, f"# Presets\n\n{words}\n\n{table}\n")
 
 
 if __name__ == "__main__":

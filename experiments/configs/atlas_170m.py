@@ -15,10 +15,10 @@ A memory sees keys of width 48 per head: narrowed to 16 and lifted to the
 
 | preset | parameters | start weights | state | carries, T = 4096 |
 |---|---|---|---|---|
-| `atlas_170m` | 127.0 M | 5.8% | 63.1 MiB | 301.5 MiB |
-| `omeganet_170m` | 126.8 M | 5.8% | 34.8 MiB | 150.8 MiB |
-| `titans_170m` | 120.7 M | 2.9% | 31.8 MiB | 144.0 MiB |
-| `atlas_pp_170m` | 132.6 M | 9.8% | 106.1 MiB | 531.0 MiB |
+| `atlas_170m` | 109.3 M | 6.8% | 63.1 MiB | 301.5 MiB |
+| `omeganet_170m` | 109.1 M | 6.8% | 34.8 MiB | 150.8 MiB |
+| `titans_170m` | 110.1 M | 3.2% | 31.8 MiB | 144.0 MiB |
+| `atlas_pp_170m` | 109.6 M | 11.9% | 106.1 MiB | 531.0 MiB |
 """
 
 from atlas_jax.training.config import ExperimentConfig

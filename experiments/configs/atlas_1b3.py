@@ -15,10 +15,10 @@ A memory sees keys of width 256 per head: narrowed to 16 and lifted to the
 
 | preset | parameters | start weights | state | carries, T = 4096 |
 |---|---|---|---|---|
-| `atlas_1b3` | 1,118.3 M | 5.4% | 483.4 MiB | 1,636.0 MiB |
-| `omeganet_1b3` | 1,118.0 M | 5.4% | 253.3 MiB | 818.0 MiB |
-| `titans_1b3` | 1,128.7 M | 6.7% | 594.5 MiB | 2,048.0 MiB |
-| `atlas_pp_1b3` | 1,140.8 M | 7.3% | 655.5 MiB | 2,248.0 MiB |
+| `atlas_1b3` | 976.7 M | 6.2% | 483.4 MiB | 1,636.0 MiB |
+| `omeganet_1b3` | 976.4 M | 6.2% | 253.3 MiB | 818.0 MiB |
+| `titans_1b3` | 972.9 M | 7.8% | 594.5 MiB | 2,048.0 MiB |
+| `atlas_pp_1b3` | 971.0 M | 8.5% | 655.5 MiB | 2,248.0 MiB |
 """
 
 from atlas_jax.training.config import ExperimentConfig

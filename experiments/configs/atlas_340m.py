@@ -15,10 +15,10 @@ A memory sees keys of width 64 per head: narrowed to 16 and lifted to the
 
 | preset | parameters | start weights | state | carries, T = 4096 |
 |---|---|---|---|---|
-| `atlas_340m` | 390.7 M | 5.5% | 179.6 MiB | 434.0 MiB |
-| `omeganet_340m` | 390.3 M | 5.5% | 98.2 MiB | 217.0 MiB |
-| `titans_340m` | 375.6 M | 3.3% | 108.6 MiB | 256.0 MiB |
-| `atlas_pp_340m` | 405.7 M | 9.0% | 294.3 MiB | 740.0 MiB |
+| `atlas_340m` | 338.8 M | 6.3% | 179.6 MiB | 434.0 MiB |
+| `omeganet_340m` | 338.4 M | 6.3% | 98.2 MiB | 217.0 MiB |
+| `titans_340m` | 337.9 M | 3.7% | 108.6 MiB | 256.0 MiB |
+| `atlas_pp_340m` | 335.0 M | 10.9% | 294.3 MiB | 740.0 MiB |
 """
 
 from atlas_jax.training.config import ExperimentConfig

@@ -15,10 +15,10 @@ A memory sees keys of width 96 per head: narrowed to 16 and lifted to the
 
 | preset | parameters | start weights | state | carries, T = 4096 |
 |---|---|---|---|---|
-| `atlas_760m` | 833.8 M | 4.4% | 304.4 MiB | 747.0 MiB |
-| `omeganet_760m` | 833.2 M | 4.4% | 164.4 MiB | 373.5 MiB |
-| `titans_760m` | 815.9 M | 3.5% | 234.7 MiB | 576.0 MiB |
-| `atlas_pp_760m` | 856.3 M | 6.9% | 476.6 MiB | 1,206.0 MiB |
+| `atlas_760m` | 734.7 M | 5.0% | 304.4 MiB | 747.0 MiB |
+| `omeganet_760m` | 734.1 M | 5.0% | 164.4 MiB | 373.5 MiB |
+| `titans_760m` | 731.0 M | 3.9% | 234.7 MiB | 576.0 MiB |
+| `atlas_pp_760m` | 728.9 M | 8.1% | 476.6 MiB | 1,206.0 MiB |
 """
 
 from atlas_jax.training.config import ExperimentConfig

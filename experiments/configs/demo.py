@@ -20,7 +20,7 @@ monomials of degree 2 (titans: as they are). Sizes, with bytes as tokens:
 | `demo` | 1.4 M | 5.8% | 0.9 MiB | 20.3 MiB |
 | `demo_omeganet` | 1.4 M | 5.8% | 0.5 MiB | 10.2 MiB |
 | `demo_titans` | 1.4 M | 3.5% | 0.6 MiB | 12.0 MiB |
-| `demo_atlas_pp` | 1.5 M | 9.6% | 1.3 MiB | 34.7 MiB |
+| `demo_atlas_pp` | 1.4 M | 10.1% | 1.3 MiB | 34.7 MiB |
 """
 
 from atlas_jax.data.config import DataConfig

@@ -32,4 +32,5 @@ def test_a_state_is_right_by_hand():
   # float32; 63 pending tokens of k, v and three gates; tails of a convolution
   # over 4 tokens in bfloat16; three counts.
   weights = 16 * 2 * 2 * 64 * 256 * 4
-  assert models.row("titans").split(" | ")[8] >= f"{weights:,}"
+  told = int(models.row("titans").split(" | ")[8].replace(",", ""))
+  assert weights < told < 1.15 * weights
