@@ -241,6 +241,7 @@ class RWKV7Mixer(Mixer):
       None if state is None else state.memory,
       restart=arrangement.restart,
       valid=arrangement.valid,
+      lowest_decay=_LOWEST,
       implementation=self.implementation,
     )
     bonus = self.bonus[...].astype(wide)[None, None]

@@ -12,6 +12,12 @@ Diag(D[t, n])`, and what is erased, `p_t = M_{t-1} c_t`, solves a triangular
 system with entries `sum_i c_t,i D[t-1, n]_i (a_n c_n)_i`. These are the scores
 of queries with decaying keys, which `decayed_scores` forms without ever
 dividing by a decay: decays of any size keep float32's precision.
+
+RWKV-7's own decays are `exp(-exp(-1/2))` = 0.545 a token at least. Where such a
+bound is promised, scores are products of queries that carry all decays since
+the chunk's start and keys that carry their inverses, one matrix product for all
+of them. The exponents are then at most `chunk |bound|`, 19.4 for 32 tokens;
+float32 rounds them by 1e-6, and so the scores, relative to their size.
 """
 
 from typing import NamedTuple
@@ -22,6 +28,7 @@ from jaxtyping import Array, Bool, Float
 
 from atlas_jax.memory import state_dtype
 from atlas_jax.memory.dispatch import resolve
+from atlas_jax.memory.gates import lower_triangle
 from atlas_jax.memory.numerics import HIGHEST, matmul
 from atlas_jax.recurrences.channel_decay import decayed_scores
 from atlas_jax.recurrences.chunks import (
@@ -45,6 +52,10 @@ class _Tokens(NamedTuple):
   log_decay: Float[Array, "C K"]
 
 
+# The largest exponent that a product of decays and inverse decays may have.
+_LARGEST_EXPONENT = 40.0
+
+
 def rwkv7(
   query: Float[Array, "B T H K"],
   key: Float[Array, "B T H K"],
@@ -56,7 +67,8 @@ def rwkv7(
   *,
   restart: Bool[Array, "B T"] | None = None,
   valid: Bool[Array, "B T"] | None = None,
-  chunk: int = 64,
+  lowest_decay: float | None = None,
+  chunk: int = 32,
   implementation: str = "auto",
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H V K"]]:
   """Reads `y_t = M_t r_t` from the memory of RWKV-7.
@@ -71,6 +83,9 @@ def rwkv7(
     state: M before the first token, at least float32; None: zeros.
     restart: Tokens that begin a document and see nothing before them.
     valid: False marks padding, which writes and forgets nothing.
+    lowest_decay: A promise that no log decay lies below this; what does is
+      taken for this much. Saves time if `chunk` times it is above -40. None:
+      decays are what they are.
     chunk: Tokens per triangular system, best a power of two; the result does
       not depend on it.
     implementation: "reference" goes token by token, "xla" chunk by chunk;
@@ -113,6 +128,16 @@ def rwkv7(
   )
   if resolve(implementation) == "reference":
     return _recurrent(tokens, state, restart, valid)
+  if lowest_decay is not None and -lowest_decay * chunk <= _LARGEST_EXPONENT:
+    log_decay = jnp.maximum(tokens.log_decay, lowest_decay)
+    tokens = tokens._replace(log_decay=log_decay)
+    begins = None
+    if restart is not None:
+      begins = jnp.broadcast_to(
+        restart.astype(dtype)[..., None], (batch, length, heads)
+      )
+    state, y = scan_chunks(_bounded_chunk, state, (tokens, begins), chunk)
+    return y, state
   log_decay = marked_decay(tokens.log_decay, restart, valid)
   tokens = tokens._replace(log_decay=log_decay)
   if restart is not None:
@@ -124,6 +149,50 @@ def rwkv7(
     )
   state, y = scan_chunks(_chunk, state, tokens, chunk)
   return y, state
+
+
+def _bounded_chunk(
+  memory: Float[Array, "V K"],
+  inputs: tuple[_Tokens, Float[Array, "C"] | None],
+) -> tuple[Float[Array, "V K"], Float[Array, "C V"]]:
+  """`_chunk` for decays whose products have an inverse.
+
+  Where documents begin is not in the decays, which would have none: pairs of
+  different documents are masked.
+  """
+  tokens, begins = inputs
+  dtype = memory.dtype
+  query, key, value, erased, rate, log_decay = (x.astype(dtype) for x in tokens)
+  size = key.shape[0]
+  lower = lower_triangle(size, dtype)
+  strict = lower_triangle(size, dtype, offset=-1)
+  total = matmul(lower, log_decay)
+  # Reads that erase come before the token's own decay.
+  rows = jnp.concatenate(
+    [erased * jnp.exp(matmul(strict, log_decay)), query * jnp.exp(total)]
+  )
+  written = jnp.concatenate([key, rate * erased])
+  inverse = jnp.exp(-total)
+  scores = matmul(rows, (written * jnp.concatenate([inverse, inverse])).T)
+  from_state = matmul(rows, memory.T)
+  memory = memory * jnp.exp(total[-1:])
+  to_end = jnp.exp(total[-1:] - total)
+  if begins is not None:
+    document = matmul(lower, begins[:, None])
+    same = (document == document.T).astype(dtype)
+    lower, strict = lower * same, strict * same
+    first = (document == 0).astype(dtype)
+    from_state = from_state * jnp.concatenate([first, first])
+    memory = memory * first[-1:]
+    to_end = to_end * same[:, -1:]
+  found = from_state[:size] + matmul(strict * scores[:size, :size], value)
+  found = matmul(unit_lower_inverse(strict * scores[:size, size:]), found)
+  values = jnp.concatenate([value, -found])
+  reads = scores[size:] * jnp.concatenate([lower, lower], axis=1)
+  y = from_state[size:] + matmul(reads, values)
+  kept = written * jnp.concatenate([to_end, to_end])
+  memory = memory + matmul(values.T, kept)
+  return memory, y.astype(tokens.value.dtype)
 
 
 def _chunk(

@@ -25,8 +25,12 @@ OPS = {
   "rwkv7": rwkv7,
   "mesa": mesa,
 }
-# Other shapes of the same arguments.
-MORE_OPS = {"gated_deltanet_rows": delta_rule, "longhorn_heads": longhorn}
+# Other shapes of the same arguments, and other ways to the same.
+MORE_OPS = {
+  "gated_deltanet_rows": delta_rule,
+  "longhorn_heads": longhorn,
+  "rwkv7_bounded": functools.partial(rwkv7, lowest_decay=-1.25),
+}
 
 # Arguments without an axis of time.
 TIMELESS = ("state", "ridge")
@@ -72,13 +76,13 @@ def tokens_of(
     start = unit(normal(BATCH, HEADS, WIDTH, 2 * WIDTH))
     args["state"] = MesaState(start @ start.swapaxes(-1, -2), args["state"])
     args["ridge"] = 0.25 + between(HEADS, WIDTH)
-  if name == "rwkv7":
+  if name.startswith("rwkv7"):
     args["rate"] = between(*leading, WIDTH)
     args["erased"] = unit(normal(*leading, WIDTH))
     args["log_decay"] = -between(*leading, WIDTH)
   if "log_decay" in args:
     args["log_decay"][:, 3] = 0
-    args["log_decay"][:, 6] = -np.inf
+    args["log_decay"][:, 6] = -1 if name == "rwkv7_bounded" else -np.inf
   return jax.tree.map(lambda x: jnp.asarray(np.float32(x), dtype), args)
 
 
