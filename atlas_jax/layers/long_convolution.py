@@ -10,10 +10,10 @@ are exact, and all stretches together cost O(T log^2 T).
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from atlas_jax.layers import tails
+from atlas_jax.memory.numerics import HIGHEST
 
-# Stretches this short are summed tap by tap.
-_SHORTEST = 16
+# Up to this half of a stretch a product of matrices is faster.
+_LONGEST_PRODUCT = 32
 
 
 def long_convolution(
@@ -34,29 +34,17 @@ def long_convolution(
   length = u.shape[1]
   if start is None:
     return _transformed(u, kernel, 2 * _power(length))[:, :length]
-  size = max(_power(length), _SHORTEST)
+  size = _power(length)
   u = jnp.pad(u, ((0, 0), (0, size - length), (0, 0)))
   # Places behind the end belong to no document that has tokens.
   start = jnp.pad(start, ((0, 0), (0, size - length)), constant_values=2**30)
   kernel = jnp.pad(kernel[:size], ((0, max(0, size - len(kernel))), (0, 0)))
-  y = _short(u, kernel, start)
-  half = _SHORTEST
+  y = u * kernel[0][None, None]
+  half = 1
   while half < size:
     y = y + _crossing(u, kernel, start, half)
     half *= 2
   return y[:, :length]
-
-
-def _short(u: Array, kernel: Array, start: Array) -> Float[Array, "B T D"]:
-  """What comes from the same stretch of the shortest length."""
-  index = jnp.arange(u.shape[1], dtype=jnp.int32)[None]
-  begin = jnp.maximum(start, index // _SHORTEST * _SHORTEST)
-  y = jnp.zeros_like(u)
-  for j in range(_SHORTEST):
-    near = (index - j >= begin)[..., None]
-    term = tails.shift(u, None, j) * kernel[j][None, None]
-    y = y + jnp.where(near, term, jnp.zeros((), u.dtype))
-  return y
 
 
 def _crossing(
@@ -72,12 +60,24 @@ def _crossing(
   middle = start[..., half, None]
   left = (index[..., :half] >= middle)[..., None]
   left = jnp.where(left, u[..., :half, :], jnp.zeros((), u.dtype))
-  # Nothing wraps around: from a first to a second half it is under `whole`.
-  right = _transformed(left, kernel[:whole], whole)[..., half:, :]
+  if half <= _LONGEST_PRODUCT:
+    right = _multiplied(left, kernel[:whole])
+  else:
+    # Nothing wraps around: from a first to a second half it is under `whole`.
+    right = _transformed(left, kernel[:whole], whole)[..., half:, :]
   same = (start[..., half:] == middle)[..., None]
   right = jnp.where(same, right, jnp.zeros((), u.dtype))
   right = jnp.pad(right, ((0, 0), (0, 0), (half, 0), (0, 0)))
   return right.reshape(batch, size, width)
+
+
+def _multiplied(
+  left: Float[Array, "B n half D"], kernel: Float[Array, "2*half D"]
+) -> Float[Array, "B n half D"]:
+  """What first halves give to second halves, by a matrix for each channel."""
+  place = jnp.arange(left.shape[2], dtype=jnp.int32)
+  distance = left.shape[2] + place[:, None] - place[None]
+  return jnp.einsum("bnjd,tjd->bntd", left, kernel[distance], precision=HIGHEST)
 
 
 def _transformed(
