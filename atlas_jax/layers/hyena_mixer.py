@@ -262,7 +262,7 @@ class HyenaMixer(Mixer):
         )
         start = start + room
     filters = self.filter(u.shape[1]).astype(u.dtype)
-    return long_convolution(u, filters, start)[:, -length:]
+    return long_convolution(u, filters, start)[:, u.shape[1] - length :]
 
   def _definition(
     self,
