@@ -46,7 +46,7 @@ class DeltaState(NamedTuple):
 class DeltaNetMixer(MatrixMixer):
   """`M_t = M_{t-1} (I - b_t k_t k_t^T) + b_t v_t k_t^T`, `y_t = M_t q_t`.
 
-  arXiv 2406.06484, Eq. 3 and section 3.4: queries and keys are
+  arXiv 2406.06484, Eq. 3 and section 3.3: queries and keys are
   `SiLU(convolution(x W))` of length 1 per head, values the same at their own
   length, `b = sigmoid(x W_b)` one number per head without a bias; what is read
   goes through an RMSNorm per head. There is no output gate by default, as in
@@ -178,7 +178,7 @@ class DeltaNetMixer(MatrixMixer):
 class GatedDeltaNetMixer(DeltaNetMixer):
   """`M_t = a_t M_{t-1} (I - b_t k_t k_t^T) + b_t v_t k_t^T`, `y_t = M_t q_t`.
 
-  arXiv 2412.06464, Eq. 10 and section 3.4: DeltaNet with a decay per head,
+  arXiv 2412.06464, Eq. 10: DeltaNet with a decay per head,
   `log a_t = -exp(A) softplus(x W_a + c)`, values twice as wide as keys, and an
   output gate `SiLU(x W_g)` after the norm. Before training `softplus(c)` is
   log-uniform in [0.001, 0.1] over heads and `exp(A)` uniform in [0, 16], as in

@@ -43,7 +43,7 @@ class LonghornState(NamedTuple):
 class LonghornMixer(Mixer):
   """`M_t = M_{t-1} - d_t * (M_{t-1} k_t - v_t) k_t^T`, `d = b / (1 + b |k|^2)`.
 
-  arXiv 2407.14207, theorem 3.1: every row of M takes the step that minimises
+  arXiv 2407.14207, Eq. 6: every row of M takes the step that minimises
   `|m - m_{t-1}|^2 + b_i (m k_t - v_i)^2`, with a rate b of its own. This is the
   exact rank-one form; the authors' code keeps only the diagonal of `k k^T`.
 

@@ -50,7 +50,7 @@ class MesaMixerState(NamedTuple):
 class MesaMixer(MatrixMixer):
   """`y_t = H_t (G_t + Diag(l))^{-1} q_t`: least squares over all tokens.
 
-  arXiv 2506.05233, Eq. 6-8 and section 3: queries and keys are
+  arXiv 2506.05233, Eq. 7 and 8: queries and keys are
   `SiLU(convolution(x W))` of length 1 per head, values a plain projection.
   Each token has a weight `b = sigmoid(x W_b + c)` and a decay
   `a = sigmoid(x W_a + d)` per head; `l = 0.25 + softplus(p)`, one per head and

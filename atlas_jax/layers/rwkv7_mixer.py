@@ -102,7 +102,7 @@ class LowRank(nnx.Module):
 class RWKV7Mixer(Mixer):
   """`M_t = M_{t-1} (Diag(w_t) - c_t (a_t * c_t)^T) + v_t k~_t^T`, `M_t r_t`.
 
-  arXiv 2503.14456, section 4 and appendix E, as in the author's code. With
+  arXiv 2503.14456, Eq. 3-22, as in the author's code. With
   `x_i = x + m_i * (x_{t-1} - x)` (a token shift of its own for every use) and
   low-rank maps f of rank 32 or more:
 
@@ -113,10 +113,10 @@ class RWKV7Mixer(Mixer):
   - the read-out goes through a group norm per head, `(r . (k~ * e)) v` is
     added, e learned, and all is multiplied by `f_g(x_g)`, a sigmoid inside f_g.
 
-  The paper's mixing of values with those of the first layer is left out: it
-  would tie blocks to each other. Starting values that the paper lets depend on
-  depth are those of a layer halfway. Metrics: `gate_decay` and `gate_rate`, the
-  means of w and a.
+  The paper's mixing of values with those of the first layer (Eq. 10) is left
+  out: it would tie blocks to each other. Starting values that the author's code
+  lets depend on depth are those of a layer halfway. Metrics: `gate_decay` and
+  `gate_rate`, the means of w and a.
 
   Args:
     dim: Width of x.

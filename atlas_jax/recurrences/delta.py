@@ -11,7 +11,7 @@ for every row of M.
 Inside a chunk the memory is `M_t = s_t M_0 + sum_{n<=t} D[t, n] u_n k_n^T`, D
 being products of decays after n, s those from the start. What a token writes
 beside its key, `u_t = b_t (v_t - a_t M_{t-1} k_t)`, solves a triangular system
-(the UT transform, arXiv 2406.06484, section 3.2), and all else are products of
+(the UT transform, arXiv 2406.06484, Eq. 10), and all else are products of
 matrices.
 """
 
@@ -138,7 +138,7 @@ def longhorn(
   chunk: int = 16,
   implementation: str = "auto",
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H V K"]]:
-  """Longhorn's memory in its exact form (arXiv 2407.14207, theorem 3.1).
+  """Longhorn's memory in its exact form (arXiv 2407.14207, Eq. 6).
 
   Row i of M_t minimises `|m - m_{t-1}|^2 + b_i (m k_t - v_i)^2`: with
   `d_i = b_i / (1 + b_i |k|^2)` it is `m_{t-1} (I - d_i k k^T) + d_i v_i k^T`.

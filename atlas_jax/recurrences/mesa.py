@@ -3,11 +3,11 @@
 `y_t = H_t (G_t + Diag(l))^{-1} q_t`, `G_t = a_t G_{t-1} + b_t k_t k_t^T`,
 `H_t = a_t H_{t-1} + b_t v_t k_t^T`
 
-(arXiv 2506.05233, Eq. 6 and 7) reads at q_t the M that minimises
-`sum_i w_i |M k_i - v_i|^2 + tr(M Diag(l) M^T)` over all tokens up to t, w_i
-being b_i decayed since i. G_t is never formed for each token: within a chunk
-its product with a vector is `G_0 x` decayed plus one pass of linear attention,
-and conjugate gradients need nothing else.
+(arXiv 2506.05233, Eq. 7 and 8, where G is called H and H is G) reads at q_t the
+M that minimises `sum_i w_i |M k_i - v_i|^2 + tr(M Diag(l) M^T)` over all tokens
+up to t, w_i being b_i decayed since i. G_t is never formed for each token:
+within a chunk its product with a vector is `G_0 x` decayed plus one pass of
+linear attention, and conjugate gradients need nothing else.
 """
 
 from typing import NamedTuple

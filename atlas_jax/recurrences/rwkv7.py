@@ -2,9 +2,9 @@
 
 `M_t = M_{t-1} (Diag(w_t) - c_t (a_t * c_t)^T) + v_t k_t^T`, `y_t = M_t r_t`
 
-(arXiv 2503.14456, Eq. 16-18, transposed to M [V, K]): the state before the
-decay is read at c_t, and what is found there is taken away at `a_t * c_t`. With
-w = 1, c = k / |k| and equal rates a it is the delta rule.
+(arXiv 2503.14456, Eq. 17, with column vectors): the state before the decay is
+read at c_t, and what is found there is taken away at `a_t * c_t`. With w = 1,
+c = k / |k| and equal rates a it is the delta rule.
 
 With D[t, n] the products of w after n up to t, per channel, a chunk holds
 `M_t = M_0 Diag(D[t, 0]) + sum_{n<=t} (v_n k_n^T - p_n (a_n c_n)^T)
