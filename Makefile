@@ -14,8 +14,9 @@ PYTHON =
 WORKERS = 2
 PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
 # What a version of jax or flax can break.
-CORE = tests/memory tests/layers tests/models tests/training/test_checkpoint.py \
-  tests/test_config.py tests/experiments tests/packaging
+CORE = tests/memory tests/recurrences tests/attention tests/layers \
+  tests/models tests/training/test_checkpoint.py tests/test_config.py \
+  tests/experiments tests/packaging
 
 .PHONY: demo test test-full test-core lint lint-rules lint-format lint-types \
   bench constraints venv clean
