@@ -51,7 +51,9 @@ class ExponentialMemory:
       of the start, always, and then every slope is a matter of one token.
     error_clip: a token's write is shrunk to at most this times the square root
       of the value width, over both matrices; None never. Chunk after chunk,
-      slopes at weights that earlier slopes made may grow without bound.
+      slopes at weights that earlier slopes made may grow without bound. (With
+      it outputs do not. Without a normaliser the outer gradients of an L2
+      memory still may: 1e21 was seen after 128 chunks, 1e3 with one.)
   """
 
   objective: DotProduct | L2 = DotProduct()

@@ -26,9 +26,9 @@ from atlas_jax.attention.exponential_scan import append_scan
 from atlas_jax.memory import gates
 
 # The blocks of one of these parts see rows for their own part and all before,
-# whatever their place in it: with 4, 5/8 of the full square is computed. Every
+# whatever their place in it: with 2, 3/4 of the full square is computed. Every
 # part is compiled by itself, so few blocks are one part.
-PARTS = 4
+PARTS = 2
 FEW = 8
 
 
