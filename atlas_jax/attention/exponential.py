@@ -327,7 +327,9 @@ def tokens_of_state(memory: ExponentialMemory, state: State) -> Int[Array, "B"]:
   return state.chunks * memory.refresh + state.count
 
 
-def carry_size(memory: ExponentialMemory, heads: int, width: int, length: int):
+def carry_size(
+  memory: ExponentialMemory, heads: int, width: int, length: int
+) -> int:
   """Numbers per row kept from block to block for the backward pass."""
   blocks = -(-length // (memory.chunk or exponential_once.BLOCK))
   return blocks * heads * (memory.hidden(width) * width + 2)
