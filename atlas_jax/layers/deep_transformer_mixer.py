@@ -72,8 +72,9 @@ def deep_transformer(
     expansion: Hidden width of the memory as a multiple of K.
     chunk: Tokens after which slopes are taken at the memory's new weights;
       None: always at its first.
-    error_clip: See `atlas_jax.attention.exponential.ExponentialMemory`; with a
-      chunk, None can grow without bound.
+    error_clip: Limit on what a token writes, see `ExponentialMemory` in
+      `atlas_jax.attention.exponential`; None: 2 with a chunk, since writes may
+      grow from chunk to chunk, and no limit without.
     rngs: Source of the starting weights.
     **options: `norm_epsilon`, `scale`, `output_scale`, `dtype`, `param_dtype`
       and `implementation`, see `AttentionMixer`.
@@ -100,6 +101,8 @@ def deep_transformer(
   }
   if not deep and not gated and not temperature and normalised:
     return AttentionMixer(dim, heads, **attention)
+  if chunk is not None and error_clip is None:
+    error_clip = 2.0
   memory = ex.ExponentialMemory(
     linear=not deep,
     normalised=normalised,

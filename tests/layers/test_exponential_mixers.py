@@ -37,7 +37,6 @@ MIXERS = {
     kv_heads=2,
     qk_norm=True,
     chunk=4,
-    error_clip=2.0,
   ),
   "gated attention": functools.partial(
     deep_transformer, DIM, HEADS, lam=0.0, gated=True
