@@ -221,27 +221,38 @@ EQUATIONS = {
 }
 
 
+WIDE = {"dtype": "float64", "param_dtype": "float64"}
+
+
 @every_mixer
 @pytest.mark.usefixtures("x64")
-def test_the_layer_is_its_equations_and_its_definition(name):
-  wide = {"dtype": "float64", "param_dtype": "float64"}
-  mixer, x = mixer_of(name, **wide), inputs(LENGTH).astype(jnp.float64)
-  slow = mixer_of(name, implementation="reference", **wide)
-  fresh = mixer.init_state(BATCH)
-  actual, out = slopes(mixer, x, fresh)
-  expected, definition = slopes(slow, x, fresh)
+def test_the_layer_is_its_equations(name):
+  mixer, x = mixer_of(name, **WIDE), inputs(LENGTH).astype(jnp.float64)
+  y = call(mixer, x).y
+  for row in range(BATCH):
+    equations = EQUATIONS[name](mixer, np.asarray(x[row]))
+    assert_close(y[row], equations, 1e-8)
+
+
+@every_mixer
+@pytest.mark.full
+@pytest.mark.usefixtures("x64")
+def test_the_fast_form_is_the_definition(name):
+  mixer, x = mixer_of(name, **WIDE), inputs(LENGTH).astype(jnp.float64)
+  slow = mixer_of(name, implementation="reference", **WIDE)
+  before = call(mixer, x[:, :5]).state
+  actual, out = slopes(mixer, x, before)
+  expected, definition = slopes(slow, x, before)
   assert_close(
     jax.tree.leaves((actual, out)),
     jax.tree.leaves((expected, definition)),
     1e-8,
   )
   assert not jnp.array_equal(out.y, definition.y)
-  for row in range(BATCH):
-    equations = EQUATIONS[name](mixer, np.asarray(x[row]))
-    assert_close(out.y[row], equations, 1e-8)
 
 
 @every_mixer
+@pytest.mark.full
 def test_open_and_shut_gates_stay_finite(name):
   graph, params = nnx.split(mixer_of(name))
   x = 1e4 * inputs(LENGTH)

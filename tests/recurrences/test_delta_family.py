@@ -33,7 +33,18 @@ def x64():
   jax.config.update("jax_enable_x64", False)
 
 
-@pytest.mark.parametrize("name", [*OPS, *MORE_OPS])
+@pytest.mark.parametrize(
+  "name",
+  [
+    *OPS,
+    "rwkv7_bounded",
+    *(
+      pytest.param(name, marks=pytest.mark.full)
+      for name in MORE_OPS
+      if name != "rwkv7_bounded"
+    ),
+  ],
+)
 def test_chunks_are_the_recurrence_in_values_and_slopes(name):
   want_slope, want = slopes(name, "reference")(tokens_of(name), *documents())
   for path, leaf in jax.tree_util.tree_leaves_with_path(want_slope):
@@ -120,7 +131,17 @@ def test_hostile_tokens_stay_finite(name):
       assert finite(out), (rate, log_decay)
 
 
-@every_op
+@pytest.mark.parametrize(
+  "name",
+  [
+    "gated_deltanet",
+    *(
+      pytest.param(name, marks=pytest.mark.full)
+      for name in OPS
+      if name != "gated_deltanet"
+    ),
+  ],
+)
 def test_narrow_tokens_have_a_wide_state(name):
   args = tokens_of(name, jnp.float32)
   narrow = {
