@@ -40,7 +40,12 @@ def make_memory_mixer(
   )
 
 
-def _entry(name: str, equation: str, source: str) -> Entry:
+def _entry(
+  name: str,
+  equation: str,
+  source: str,
+  cost: str = "T (memory + (chunk + window) widths)",
+) -> Entry:
   """The line of one memory, most of it read off the memory itself."""
   memory = MIXERS[name]
   weights = "2 (weights, momentum)" if memory.has_momentum else "1 (weights)"
@@ -53,9 +58,9 @@ def _entry(name: str, equation: str, source: str) -> Entry:
     network=_words(memory.network),
     optimizer=_words(memory.optimizer),
     retention=_words(memory.retention),
-    window=f"{memory.window} tokens",
-    state=f"{weights} x H x memory + chunk - 1 pending tokens",
-    cost="T (memory + (chunk + window) widths)",
+    window=f"{memory.window} token{'s' if memory.window > 1 else ''}",
+    state=f"{weights} x H x memory + {memory.chunk - 1} pending tokens",
+    cost=cost,
     source=source,
   )
 
@@ -112,8 +117,8 @@ ENTRIES: Mapping[str, Entry] = {
   ),
   "ttt_linear": _entry(
     "ttt_linear",
-    "M(x) = x + LN(W x + b); W_t = W_(t-1) - η_t (1/i + learned) / K "
-    "∇½‖M(k_t) - v_t‖², i the place in the chunk",
+    "W_t = W_c - max(0, 1/i + p_i) / K Σ_(j≤i) η_j ∇½‖M(k_j) - v_j‖² over the "
+    "chunk's first i tokens, at its start W_c; M(x) = x + LN(W x + b)",
     "arXiv 2407.04620, sections 2.3-2.7",
   ),
   "ttt_mlp": _entry(
@@ -125,23 +130,25 @@ ENTRIES: Mapping[str, Entry] = {
     "moneta",
     "A_t = α_t A_(t-1) - η_t ∇‖M(k_t) - v_t‖_3^3; W = A / ‖A‖_4^2 at the end "
     "of a chunk",
-    "arXiv 2504.13173, Eq. 24",
+    "arXiv 2504.13173, Eq. 24-25",
   ),
   "yaad": _entry(
     "yaad",
-    "W_t = α_t W_(t-1) - η_t ∇ Huber_(δ_t)(M(k_t) - v_t)",
+    "W_t = α_t W_(t-1) - η_t ∇(½‖e‖² if ‖e‖ ≤ δ_t, else δ_t ‖e‖_1), "
+    "e = M(k_t) - v_t",
     "arXiv 2504.13173, Eq. 16 and 26",
   ),
   "memora": _entry(
     "memora",
-    "W_t = softmax(α_t log W_(t-1) - η_t ∇½‖M(k_t) - v_t‖²), the softmax at "
-    "the end of a chunk",
+    "W = c softmax(Z), Z_t = α_t Z_(t-1) - η_t ∇½‖M(k_t) - v_t‖², the softmax "
+    "at the end of a chunk",
     "arXiv 2504.13173, Eq. 21 and 27",
   ),
   "lact": _entry(
     "lact",
-    "g = Σ_chunk η_i ∇(-⟨M(k_i), v_i⟩); W = norm(W - NS(g)), rows at their "
+    "S = θ S + Σ_chunk η_i ∇(-⟨M(k_i), v_i⟩); W = rows of W - NS(S) at their "
     "first norm; read before the chunk's write",
-    "arXiv 2505.23884, Eq. 5-9",
+    "arXiv 2505.23884, section 3",
+    cost="T memory + T / chunk NS",
   ),
 }

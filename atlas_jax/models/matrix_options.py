@@ -34,6 +34,12 @@ class MatrixOptions:
     "Width of values per head, which sets their number; 0: model.heads.",
   )
   gate_rank: int | None = field(None, "Inner width of a low-rank gate.")
+  decay_rank: int | None = field(
+    None, "Inner width of the low-rank decay (rwkv7); 0: by the model's width."
+  )
+  rate_rank: int | None = field(
+    None, "Inner width of the low-rank rate (rwkv7); 0: by the model's width."
+  )
   rope_base: float | None = field(
     None, "Base of the rotary position embedding; 0: none."
   )
