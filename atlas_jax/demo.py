@@ -14,7 +14,6 @@ from atlas_jax import environment
 from atlas_jax.data import Trigram, coverage, pipeline, tokenizers, windows
 from atlas_jax.errors import UserError
 from atlas_jax.generation import Generator, Sampling
-from atlas_jax.models import chunk_of
 from atlas_jax.training import identity, progress, restore, writers
 from atlas_jax.training.config import ExperimentConfig
 from atlas_jax.training.disk import write_json
@@ -131,7 +130,7 @@ def compare(
   prepared = windows.prepare(
     config.data,
     tokenizer,
-    chunk=chunk_of(config.model),
+    chunk=config.chunk,
     cache=config.data.cache or home.path / "cache",
   )
   read = coverage.window_bytes(

@@ -35,6 +35,13 @@ from atlas_jax.errors import UserError
 
 Config = TypeVar("Config")
 
+# Arguments of a preset that name mixers, and the fields they are.
+_MIXERS = {
+  "mixer": "model.mixer",
+  "pattern": "model.pattern",
+  "memory": "model.hybrid.memory",
+}
+
 EXIT_USER_ERROR = 2
 _EXIT_INTERRUPTED = 130
 
@@ -109,9 +116,9 @@ def resolve(
   base = preset()
   given = overrides(type(base), flag_values)
   mixers = {
-    field: given[f"model.{field}"]
-    for field in ("mixer", "pattern")
-    if f"model.{field}" in given
+    argument: given[field]
+    for argument, field in _MIXERS.items()
+    if field in given
   }
   if mixers:
     base = preset(**mixers)

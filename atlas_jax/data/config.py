@@ -10,8 +10,8 @@ from atlas_jax.errors import UserError
 class DataConfig:
   """Configuration of the data pipeline.
 
-  The granularity at which documents start inside a window is not here: it is
-  the chunk of the model's memory and is passed beside this configuration.
+  The granularity at which documents start inside a window is the chunk of the
+  model's memory, which is not here, and `align`.
 
   Raises:
     UserError: A field is outside its range.
@@ -41,6 +41,11 @@ class DataConfig:
   window: int = config.field(
     1024, "Tokens in one training example; a multiple of the memory's chunk."
   )
+  align: int = config.field(
+    1,
+    "Documents start at multiples of this as well as of the memory's chunk: "
+    "models of other chunks that divide it then read equal batches.",
+  )
   shuffle: bool = config.field(
     True, "Shuffle the windows anew in every epoch; else read them in order."
   )
@@ -64,6 +69,8 @@ class DataConfig:
       )
     if self.window < 2:
       raise UserError(f"data.window is {self.window}; give at least 2")
+    if self.align < 1:
+      raise UserError(f"data.align is {self.align}; give 1 or more")
     if self.eval_windows < 0:
       raise UserError(
         f"data.eval_windows is {self.eval_windows}; give 0 (all) or more"

@@ -10,7 +10,6 @@ from atlas_jax.errors import UserError
 from atlas_jax.evaluation.documents import Documents
 from atlas_jax.evaluation.language_modelling import evaluate
 from atlas_jax.evaluation.report import Report
-from atlas_jax.models import chunk_of
 from atlas_jax.training.restore import Trained
 
 OPTIONS = ("data.path", "data.field", "data.cache")
@@ -62,11 +61,12 @@ def evaluate_run(
     )
   if other:
     changes |= {"data.valid_path": "", "data.valid_fraction": 1.0}
-  data = configs.replace(run.config, changes).data
+  changed = configs.replace(run.config, changes)
+  data = changed.data
   prepared = windows.prepare(
     data,
     run.tokenizer,
-    chunk=chunk_of(run.config.model),
+    chunk=changed.chunk,
     cache=data.cache or run.home / "cache",
   )
   if not other and prepared.key != run.record["text"]:

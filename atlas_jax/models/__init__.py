@@ -1,7 +1,15 @@
 """Language models built from memory blocks."""
 
 from atlas_jax.models.build import abstract, build, chunk_of
-from atlas_jax.models.config import AttentionOptions, MemoryOptions, ModelConfig
+from atlas_jax.models.config import (
+  AttentionOptions,
+  HybridOptions,
+  HyenaOptions,
+  KernelOptions,
+  MatrixOptions,
+  MemoryOptions,
+  ModelConfig,
+)
 from atlas_jax.models.language_model import (
   Hidden,
   LanguageModel,
@@ -16,8 +24,12 @@ __all__ = [
   "MIXERS",
   "AttentionOptions",
   "Hidden",
+  "HybridOptions",
+  "HyenaOptions",
+  "KernelOptions",
   "LanguageModel",
   "LanguageState",
+  "MatrixOptions",
   "MemoryOptions",
   "ModelConfig",
   "Output",

@@ -1,10 +1,12 @@
 """The configuration of a whole experiment and of its training."""
 
 import dataclasses
+import math
 
 from atlas_jax.config import field
 from atlas_jax.data.config import DataConfig
 from atlas_jax.errors import UserError
+from atlas_jax.models.build import chunk_of
 from atlas_jax.models.config import ModelConfig
 
 
@@ -127,6 +129,11 @@ class ExperimentConfig:
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
   mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+
+  @property
+  def chunk(self) -> int:
+    """The multiple at which documents start inside a window."""
+    return math.lcm(chunk_of(self.model), self.data.align)
 
   def validate(self, devices: int | None = None) -> None:
     """Checks the parts, each valid by itself, against each other.

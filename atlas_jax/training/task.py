@@ -57,7 +57,7 @@ def make_task(config: ExperimentConfig, folder: pathlib.Path) -> Task:
   prepared = windows.prepare(
     config.data,
     tokenizer,
-    chunk=models.chunk_of(config.model),
+    chunk=config.chunk,
     cache=config.data.cache or folder / "cache",
   )
   if not prepared.train.windows:

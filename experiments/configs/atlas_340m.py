@@ -26,12 +26,15 @@ from experiments.configs.paper import paper_size
 
 
 def get(
-  mixer: str = "atlas", pattern: tuple[str, ...] = ()
+  mixer: str = "atlas",
+  pattern: tuple[str, ...] = (),
+  memory: str | None = None,
 ) -> ExperimentConfig:
-  """Returns the preset with this mixer in every block, or these in turn."""
+  """Returns the preset of these mixers, as in `paper_size`."""
   return paper_size(
     mixer,
     pattern,
+    memory,
     layers=24,
     dim=1024,
     heads=16,

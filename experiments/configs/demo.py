@@ -24,9 +24,14 @@ monomials of degree 2 (titans: as they are). Sizes, with bytes as tokens:
 """
 
 from atlas_jax.data.config import DataConfig
-from atlas_jax.models.config import MemoryOptions, ModelConfig
+from atlas_jax.models.config import (
+  AttentionOptions,
+  HybridOptions,
+  MemoryOptions,
+  ModelConfig,
+)
 from atlas_jax.models.presets import MIXERS
-from atlas_jax.models.registry import mixers_of
+from atlas_jax.models.registry import REGISTRY, mixers_of
 from atlas_jax.training.config import ExperimentConfig, TrainConfig
 from experiments.configs.paper import whole_turns
 
@@ -35,15 +40,34 @@ from experiments.configs.paper import whole_turns
 _MEMORY = MemoryOptions(expansion=1.0)
 _WINDOW = MemoryOptions(expansion=1.0, window=4)
 _MUON = MemoryOptions(expansion=1.0, window=4, muon_every=64)
-_OPTIONS = {"atlas": _MUON, "atlas_pp": _MUON, "omeganet": _WINDOW}
+_OPTIONS = {
+  "atlas": _MUON,
+  "atlas_pp": _MUON,
+  "omeganet": _WINDOW,
+  # Examples are far shorter than its chunk.
+  "lact": MemoryOptions(expansion=1.0, chunk=64),
+}
+_HYBRIDS = ("mac", "mag", "mal")
 
 
 def get(
-  mixer: str = "atlas", pattern: tuple[str, ...] = ()
+  mixer: str = "atlas",
+  pattern: tuple[str, ...] = (),
+  memory: str | None = None,
 ) -> ExperimentConfig:
-  """Returns the preset with this mixer in every block, or these in turn."""
-  deep = [name for name in mixers_of(mixer, pattern) if name in MIXERS]
-  options = _OPTIONS.get(deep[0], _MEMORY) if deep else MemoryOptions()
+  """Returns the preset of other mixers.
+
+  Args:
+    mixer, pattern: The mixers of the blocks, as in `ModelConfig`.
+    memory: The memory inside hybrids; None: their own choice, an Atlas.
+  """
+  names = mixers_of(mixer, pattern)
+  deep = {(memory or "atlas") if name in _HYBRIDS else name for name in names}
+  deep &= set(MIXERS)
+  options = MemoryOptions()
+  if deep:
+    options = _OPTIONS.get(deep.pop(), _MEMORY) if len(deep) == 1 else _MEMORY
+  read = {option for name in names for option in REGISTRY[name].options}
   return ExperimentConfig(
     model=ModelConfig(
       mixer=mixer,
@@ -56,9 +80,16 @@ def get(
       match="transformer",
       # Activations of so short windows fit; computing them twice costs time.
       remat=False,
-      memory=options if len(set(deep)) < 2 else _MEMORY,
+      memory=options,
+      # Windows and segments within the short examples.
+      attention=AttentionOptions(
+        window=64 if "attention.window" in read else None
+      ),
+      hybrid=HybridOptions(
+        memory=memory, segment=64 if "hybrid.segment" in read else None
+      ),
     ),
-    data=DataConfig(window=256, eval_windows=128),
+    data=DataConfig(window=256, align=64, eval_windows=128),
     train=TrainConfig(
       steps=300,
       batch=8,

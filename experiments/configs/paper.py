@@ -12,11 +12,17 @@ of its own SwiGLU is chosen so.
 """
 
 from atlas_jax.data.config import DataConfig
-from atlas_jax.models.config import MemoryOptions, ModelConfig
+from atlas_jax.models.config import (
+  HybridOptions,
+  MemoryOptions,
+  ModelConfig,
+)
+from atlas_jax.models.presets import MIXERS
 from atlas_jax.models.registry import mixers_of
 from atlas_jax.training.config import ExperimentConfig, TrainConfig
 
 _CONTEXT = 4096
+_ALIGN = 64  # The chunk of most memories, so that all read equal batches.
 _BATCH = 128  # 524,288 tokens a step
 
 
@@ -26,9 +32,9 @@ def whole_turns(layers: int, mixer: str, pattern: tuple[str, ...]) -> int:
   return -(-layers // turn) * turn
 
 
-def _memory(mixer: str, pattern: tuple[str, ...]) -> MemoryOptions:
+def _memory(mixers: tuple[str, ...], inside: str | None) -> MemoryOptions:
   """A smaller memory where the projections alone nearly fill a block."""
-  if "mac" in mixers_of(mixer, pattern):
+  if "mac" in mixers and (inside is None or inside in MIXERS):
     return MemoryOptions(expansion=1.0)
   return MemoryOptions()
 
@@ -36,6 +42,7 @@ def _memory(mixer: str, pattern: tuple[str, ...]) -> MemoryOptions:
 def paper_size(
   mixer: str,
   pattern: tuple[str, ...],
+  memory: str | None,
   *,
   layers: int,
   dim: int,
@@ -47,6 +54,7 @@ def paper_size(
 
   Args:
     mixer, pattern: The mixers of the blocks, as in `ModelConfig`.
+    memory: The memory inside hybrids; None: their own choice.
     layers: Blocks; rounded up to a multiple of the mixers that take turns.
     dim: Width of the residual stream.
     heads: Memories per block.
@@ -62,10 +70,11 @@ def paper_size(
       dim=dim,
       heads=heads,
       match="transformer",
-      memory=_memory(mixer, pattern),
+      memory=_memory(mixers_of(mixer, pattern), memory),
+      hybrid=HybridOptions(memory=memory),
       dtype="bfloat16",
     ),
-    data=DataConfig(window=_CONTEXT),
+    data=DataConfig(window=_CONTEXT, align=_ALIGN),
     train=TrainConfig(
       steps=steps,
       batch=_BATCH,
