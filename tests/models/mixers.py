@@ -14,7 +14,7 @@ from tests.layers.helpers import jit, made, randomised
 DIM = 16
 BASE = models.ModelConfig(dim=DIM, layers=1, heads=2, mlp_hidden=16)
 
-_MUON = {"muon_every": 4, "muon_steps": 2, "muon_epsilon": 1e-2}
+_MUON = {"muon_every": 8, "muon_steps": 1, "muon_epsilon": 1e-2}
 _WINDOWED = {"key_width": 4, "expansion": 2.0, "chunk": 8, "window": 5}
 _PLAIN = {"expansion": 2.0, "chunk": 8}
 
@@ -32,7 +32,7 @@ OPTIONS = {
   "moneta": {"memory": _PLAIN},
   "yaad": {"memory": _PLAIN},
   "memora": {"memory": _PLAIN},
-  "lact": {"memory": {"chunk": 8, "muon_steps": 2, "muon_epsilon": 1e-2}},
+  "lact": {"memory": {"chunk": 8, "muon_steps": 1, "muon_epsilon": 1e-2}},
   "mamba2": {"matrix": {"head_width": 8, "state_width": 8}},
   "longhorn": {"matrix": {"state_width": 8}},
   "deep_transformer": {"kernel": {"lam": 0.5, "expansion": 2.0}},
@@ -101,6 +101,12 @@ def packed(mixer, x, segment_ids, max_segments=None, aligned=False):
 def step(mixer, x, state, valid=None):
   """A mixer's step."""
   return mixer.step(x, state, valid=valid)
+
+
+@jit
+def prepare(mixer, state):
+  """A state with what steps need; one by one, its many products take long."""
+  return mixer.prepare(state)
 
 
 @jit

@@ -20,6 +20,7 @@ from tests.models.mixers import (
   inputs,
   mixer_of,
   packed,
+  prepare,
   sized,
   slopes,
   step,
@@ -80,7 +81,7 @@ def test_any_split_and_any_number_of_steps_is_one_call(name):
     out = call(mixer, piece, state)
     parts.append(out.y)
     state = out.state
-  state = mixer.prepare(sized(mixer, state, LENGTH))
+  state = prepare(mixer, sized(mixer, state, LENGTH))
   for t in range(LENGTH - 3, LENGTH):
     y, state = step(mixer, x[:, t], state)
     parts.append(y[:, None])
@@ -110,7 +111,7 @@ def test_any_length_is_the_definition(name, length):
 @every_mixer
 def test_rows_without_a_token_stay_as_they_are(name):
   mixer, x = mixer_of(name), inputs(LENGTH)
-  state = mixer.prepare(sized(mixer, call(mixer, x).state, LENGTH + 1))
+  state = prepare(mixer, sized(mixer, call(mixer, x).state, LENGTH + 1))
   y, after = step(mixer, x[:, 0], state, jnp.array([False, True]))
   assert jnp.all(y[0] == 0)
   for old, new in zip(
