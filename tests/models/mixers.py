@@ -5,9 +5,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from atlas_jax import config as configs
 from atlas_jax import models
+from atlas_jax.layers.initial import Draws
 from atlas_jax.models.registry import REGISTRY
 from tests.layers.helpers import jit, made, randomised
 
@@ -72,9 +74,18 @@ def config_of(name: str, **changes) -> models.ModelConfig:
 
 @functools.cache
 def mixer_of(name: str, **changes):
-  """A small mixer whose parameters are all somewhere in general."""
+  """A small mixer whose parameters are all somewhere in general.
+
+  Changes leave the parameters as they are: they are drawn, which takes long to
+  compile, but once.
+  """
   config = config_of(name, **changes)
-  return randomised(made(lambda rngs: REGISTRY[name].make(config, rngs)), 0.2)
+  make = lambda rngs: REGISTRY[name].make(config, rngs)
+  if not changes:
+    return randomised(made(make), 0.2)
+  shapes = nnx.eval_shape(lambda: make(Draws(jax.random.key(0))))
+  params = nnx.state(mixer_of(name))
+  return nnx.merge(nnx.graphdef(shapes), params)
 
 
 def inputs(length: int, batch: int = 2):

@@ -27,6 +27,9 @@ from tests.models.mixers import (
 )
 
 LENGTH, BATCH = 77, 2
+
+# One more than the chunk of small memories.
+PIECE = 9
 every_mixer = pytest.mark.parametrize("name", REGISTRY)
 
 # Newton-Schulz iterations carry rounding further.
@@ -44,6 +47,21 @@ def limit(name: str) -> float:
   return _LOOSE.get(name, 1e-5)
 
 
+def pieces(mixer, x):
+  """Outputs of the whole pieces of a sequence, read one by one, and a state.
+
+  A state that grows has room for all from the start, so that all calls are of
+  one shape.
+  """
+  parts, state = [], mixer.init_state(BATCH)
+  for first in range(0, x.shape[1] - PIECE + 1, PIECE):
+    state = sized(mixer, state, LENGTH)
+    out = call(mixer, x[:, first : first + PIECE], state)
+    parts.append(out.y)
+    state = sized(mixer, out.state, LENGTH)
+  return parts, state
+
+
 def parameters(mixer):
   return nnx.to_pure_dict(nnx.state(mixer))
 
@@ -52,11 +70,11 @@ def parameters(mixer):
 def test_the_fast_form_is_the_definition(name):
   mixer, x = mixer_of(name), inputs(LENGTH)
   slow = mixer_of(name, implementation="reference")
-  before = sized(mixer, call(mixer, inputs(5)[:, ::-1]).state, 8)
+  before = sized(mixer, pieces(mixer, inputs(PIECE)[:, ::-1])[1], 16)
   (by_parameter, by_input, by_state), out = slopes(mixer, x, before)
   expected, definition = slopes(slow, x, before)
   assert_close(out.y, definition.y, limit(name))
-  room = LENGTH + 8
+  room = LENGTH + 16
   assert_close(
     sized(mixer, out.state, room),
     sized(slow, definition.state, room),
@@ -75,15 +93,12 @@ def test_the_fast_form_is_the_definition(name):
 def test_any_split_and_any_number_of_steps_is_one_call(name):
   mixer, x = mixer_of(name), inputs(LENGTH)
   whole = call(mixer, x)
-  first = mixer.chunk + 1
-  parts, state = [], mixer.init_state(BATCH)
-  for piece in (x[:, :first], x[:, first : LENGTH - 3]):
-    out = call(mixer, piece, state)
-    parts.append(out.y)
-    state = out.state
+  # Borders at all places of a chunk, which has one token less than a piece.
+  parts, state = pieces(mixer, x)
   state = prepare(mixer, sized(mixer, state, LENGTH))
-  for t in range(LENGTH - 3, LENGTH):
-    y, state = step(mixer, x[:, t], state)
+  every = jnp.ones((BATCH,), bool)
+  for t in range(LENGTH - LENGTH % PIECE, LENGTH):
+    y, state = step(mixer, x[:, t], state, every)
     parts.append(y[:, None])
   assert_close(jnp.concatenate(parts, axis=1), whole.y, limit(name))
   assert_close(
