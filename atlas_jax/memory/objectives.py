@@ -207,7 +207,7 @@ class SwitchedHuber(_Objective):
     error = y - v
     small = safe_norm(error, -1)[..., 0] <= threshold
     slopes = jnp.square(jnp.tanh(self.sharpness * error))
-    steepest = threshold * self.sharpness * (1 - jnp.min(slopes, axis=-1))
+    steepest = threshold * self.sharpness * (1 + jnp.max(-slopes, axis=-1))
     one = jnp.ones_like(threshold)
     return jnp.where(small, one, jnp.maximum(one, steepest))
 

@@ -57,7 +57,7 @@ def test_environment_is_told_in_one_line():
 @pytest.mark.parametrize(
   ("arguments", "words"),
   [
-    (["--suite=speed"], "unknown suite 'speed': use memory or bounds"),
+    (["--suite=speed"], "unknown suite 'speed': use memory, bounds or mixers"),
     (["--suite=memory", "--lengths=64,x"], "give whole numbers"),
     (["--suite=memory", "--lengths=65"], "multiple of the chunk 64"),
   ],

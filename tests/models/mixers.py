@@ -38,7 +38,7 @@ OPTIONS = {
   "mamba2": {"matrix": {"head_width": 8, "state_width": 8}},
   "longhorn": {"matrix": {"state_width": 8}},
   "deep_transformer": {"kernel": {"lam": 0.5, "expansion": 2.0}},
-  "swdt": {"kernel": {"expansion": 2.0, "window": 3}},
+  "swdt": {"kernel": {"expansion": 2.0, "window": 3, "chunk": 8}},
   "dot": {"kernel": {"expansion": 2.0, "window": 3, "chunk": 8}},
   "mac": {
     "hybrid": {"memory": "titans", "segment": 16},

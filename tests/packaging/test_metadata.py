@@ -126,6 +126,7 @@ BELOW = {
     "pallas_kernels",
   },
   "atlas_jax/models": {
+    "atlas_jax.attention",
     "atlas_jax.config",
     "atlas_jax.errors",
     "atlas_jax.layers",
