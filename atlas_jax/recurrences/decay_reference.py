@@ -1,8 +1,9 @@
 """The definition of matrix memories with decay, one token at a time."""
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
+
+from atlas_jax.recurrences.tokens import scan_tokens
 
 
 def decay_reference(
@@ -27,25 +28,20 @@ def decay_reference(
   Returns:
     y in value's type, and the last M.
   """
-  batch, length = value.shape[:2]
-  if restart is None:
-    restart = jnp.zeros((batch, length), jnp.bool_)
-  if valid is None:
-    valid = jnp.ones((batch, length), jnp.bool_)
 
-  def token(memory: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
-    q, k, v, log_a, begins, counts = inputs
-    counts = counts[:, None, None]
-    q, k, v, log_a = (
-      jnp.where(counts, x.astype(memory.dtype), jnp.zeros((), memory.dtype))
-      for x in (q, k, v, log_a)
-    )
-    begins = begins[:, None, None, None]
-    kept = jnp.where(begins & counts[..., None], jnp.zeros_like(memory), memory)
-    memory = kept * jnp.exp(log_a)[:, :, None, :] + v[..., None] * k[:, :, None]
+  def token(
+    memory: Array, q: Array, k: Array, v: Array, log_a: Array
+  ) -> tuple[Array, Array]:
+    memory = memory * jnp.exp(log_a)[:, :, None, :]
+    memory = memory + v[..., None] * k[:, :, None]
     return memory, jnp.sum(memory * q[:, :, None], axis=-1)
 
-  by_time = lambda x: jnp.moveaxis(x, 1, 0)
-  inputs = (query, key, value, log_decay, restart, valid)
-  state, y = jax.lax.scan(token, state, tuple(map(by_time, inputs)))
-  return by_time(y).astype(value.dtype), state
+  y, state = scan_tokens(
+    token,
+    state,
+    (query, key, value, log_decay),
+    restart=restart,
+    valid=valid,
+    dtype=state.dtype,
+  )
+  return y.astype(value.dtype), state

@@ -12,7 +12,6 @@ linear attention, and conjugate gradients need nothing else.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -29,6 +28,7 @@ from atlas_jax.recurrences.chunks import (
   without_padding,
 )
 from atlas_jax.recurrences.conjugate_gradients import solve_symmetric
+from atlas_jax.recurrences.tokens import scan_tokens
 
 
 class MesaState(NamedTuple):
@@ -198,33 +198,34 @@ def _recurrent(
   valid: Bool[Array, "B T"] | None,
 ) -> tuple[Float[Array, "B T H V"], MesaState]:
   """The definition, one token after the other, each solved directly."""
-  no, yes = (jnp.full(tokens.key.shape[:2], mark) for mark in (False, True))
-  marks = (
-    no if restart is None else restart,
-    yes if valid is None else valid,
-  )
   dtype = ridge.dtype
   lambdas = jnp.eye(ridge.shape[-1], dtype=dtype)[None, None] * ridge[..., None]
 
   def token(
-    state: MesaState, inputs: tuple[Array, ...]
+    state: MesaState,
+    query: Array,
+    key: Array,
+    value: Array,
+    rate: Array,
+    log_decay: Array,
   ) -> tuple[MesaState, Array]:
-    *one, begins, counts = inputs
-    query, key, value, rate, log_decay = (x.astype(dtype) for x in one)
-    begins, counts = (x[:, None, None, None] for x in (begins, counts))
     keep = jnp.exp(log_decay)[..., None, None]
 
     def after(old: Array, left: Array) -> Array:
-      start = jnp.where(begins, jnp.zeros((), dtype), old)
-      new = keep * start
-      new = new + (rate[..., None] * left)[..., None] * key[..., None, :]
-      return jnp.where(counts, new, old)
+      write = (rate[..., None] * left)[..., None] * key[..., None, :]
+      return keep * old + write
 
     state = MesaState(after(state[0], key), after(state[1], value))
     solution = jnp.linalg.solve(state.covariance + lambdas, query[..., None])
     y = jnp.matmul(state.correlation, solution, precision=HIGHEST)
     return state, y[..., 0]
 
-  inputs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (*tokens, *marks))
-  state, y = jax.lax.scan(token, state, inputs)
-  return jnp.moveaxis(y, 0, 1).astype(tokens.value.dtype), state
+  y, state = scan_tokens(
+    token,
+    state,
+    tuple(tokens),
+    restart=restart,
+    valid=valid,
+    dtype=dtype,
+  )
+  return y.astype(tokens.value.dtype), state

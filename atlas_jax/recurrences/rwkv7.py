@@ -38,6 +38,7 @@ from atlas_jax.recurrences.chunks import (
   scan_chunks,
   without_padding,
 )
+from atlas_jax.recurrences.tokens import scan_tokens
 from atlas_jax.recurrences.triangular import unit_lower_inverse
 
 
@@ -239,26 +240,28 @@ def _recurrent(
   valid: Bool[Array, "B T"] | None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H V K"]]:
   """The rule as it is written, one token after the other."""
-  no, yes = (jnp.full(tokens.key.shape[:2], mark) for mark in (False, True))
-  marks = (
-    no if restart is None else restart,
-    yes if valid is None else valid,
-  )
 
-  def token(memory: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
-    *one, begins, counts = inputs
-    query, key, value, erased, rate, log_decay = (
-      x.astype(memory.dtype) for x in one
-    )
-    begins, counts = (x[:, None, None, None] for x in (begins, counts))
-    old = jnp.where(begins, jnp.zeros((), memory.dtype), memory)
-    found = jnp.einsum("bhvk,bhk->bhv", old, erased, precision=HIGHEST)
-    new = old * jnp.exp(log_decay)[..., None, :]
+  def token(
+    memory: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    erased: Array,
+    rate: Array,
+    log_decay: Array,
+  ) -> tuple[Array, Array]:
+    found = jnp.einsum("bhvk,bhk->bhv", memory, erased, precision=HIGHEST)
+    new = memory * jnp.exp(log_decay)[..., None, :]
     new = new - found[..., None] * (rate * erased)[..., None, :]
     new = new + value[..., None] * key[..., None, :]
-    new = jnp.where(counts, new, memory)
     return new, jnp.einsum("bhvk,bhk->bhv", new, query, precision=HIGHEST)
 
-  inputs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (*tokens, *marks))
-  memory, y = jax.lax.scan(token, memory, inputs)
-  return jnp.moveaxis(y, 0, 1).astype(tokens.value.dtype), memory
+  y, memory = scan_tokens(
+    token,
+    memory,
+    tuple(tokens),
+    restart=restart,
+    valid=valid,
+    dtype=memory.dtype,
+  )
+  return y.astype(tokens.value.dtype), memory
