@@ -6,6 +6,7 @@ queries as in arXiv 2305.13245. With a window it is sliding-window attention,
 with global tokens besides the pattern of Longformer (arXiv 2004.05150).
 """
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -102,19 +103,12 @@ class AttentionMixer(CachedMixer):
     self.dtype = jnp.dtype(dtype)
     self.implementation = implementation
 
-    def linear(outputs: int, scale: float) -> Linear:
-      return Linear(
-        dim,
-        outputs,
-        scale=scale,
-        dtype=dtype,
-        param_dtype=param_dtype,
-        rngs=rngs,
-      )
-
-    self.query = linear(dim, scale)
-    self.key = linear(kv_heads * width, scale)
-    self.value = linear(kv_heads * width, scale)
+    linear = functools.partial(
+      Linear, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+    )
+    self.query = linear(dim, dim, scale=scale)
+    self.key = linear(dim, kv_heads * width, scale=scale)
+    self.value = linear(dim, kv_heads * width, scale=scale)
     self.query_norm, self.key_norm = (
       RMSNorm(width, epsilon=norm_epsilon, param_dtype=param_dtype)
       if qk_norm
@@ -127,7 +121,7 @@ class AttentionMixer(CachedMixer):
       if persistent
       else None
     )
-    self.output = linear(dim, scale * output_scale)
+    self.output = linear(dim, dim, scale=scale * output_scale)
 
   def init_state(self, batch: int) -> aa.Cache | aa.WindowCache:
     """The state of `batch` rows before their first token."""

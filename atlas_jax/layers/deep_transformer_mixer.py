@@ -7,6 +7,7 @@ attention; then `deep_transformer` makes that very layer, so that checkpoints of
 Transformers load.
 """
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -193,19 +194,12 @@ class DeepTransformerMixer(ExponentialMixer):
     share = jnp.asarray(lam, param_dtype)
     self.lam = nnx.Param(share) if learn_lam else float(lam)
 
-    def linear(outputs: int, scale: float) -> Linear:
-      return Linear(
-        dim,
-        outputs,
-        scale=scale,
-        dtype=dtype,
-        param_dtype=param_dtype,
-        rngs=rngs,
-      )
-
-    self.query = linear(dim, scale)
-    self.key = linear(kv_heads * width, scale)
-    self.value = linear(kv_heads * width, scale)
+    linear = functools.partial(
+      Linear, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+    )
+    self.query = linear(dim, dim, scale=scale)
+    self.key = linear(dim, kv_heads * width, scale=scale)
+    self.value = linear(dim, kv_heads * width, scale=scale)
 
     def norm() -> RMSNorm | None:
       if not qk_norm:
@@ -242,7 +236,7 @@ class DeepTransformerMixer(ExponentialMixer):
       key_length=1.0 if temperature else width**0.5,
     )
     self.start = nnx.Dict({name: nnx.Param(x) for name, x in start.items()})
-    self.output = linear(dim, scale * output_scale)
+    self.output = linear(dim, dim, scale=scale * output_scale)
 
   def init_tails(self, batch: int) -> None:
     """There are none."""

@@ -19,11 +19,10 @@ from atlas_jax.layers.initial import Source
 from atlas_jax.layers.mamba2_mixer import Mamba2Gates
 from atlas_jax.layers.matrix_mixer import (
   MatrixMixer,
-  mean_over_valid,
   split_heads,
   width_of,
 )
-from atlas_jax.layers.mixer import MixerOutput
+from atlas_jax.layers.mixer import MixerOutput, mean_over_valid
 from atlas_jax.layers.rms_norm import RMSNorm
 from atlas_jax.recurrences import delta_rule
 

@@ -5,6 +5,8 @@ per head -> times SiLU(x gate) -> output`, as `MemoryMixer` around its memories
 (arXiv 2505.23735, sections 4.2, 4.3 and 5.1 and Table 1).
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -104,22 +106,18 @@ class ExponentialMemoryMixer(ExponentialMixer):
     self.dtype = jnp.dtype(dtype)
     self.implementation = implementation
 
-    def linear(scale: float) -> Linear:
-      return Linear(
-        dim,
-        dim,
-        scale=scale,
-        dtype=dtype,
-        param_dtype=param_dtype,
-        rngs=rngs,
-      )
+    linear = functools.partial(
+      Linear, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+    )
 
     def convolution() -> Convolution:
       return Convolution(
         conv_width, dim, scale=scale, param_dtype=param_dtype, rngs=rngs
       )
 
-    self.query, self.key, self.value = (linear(scale) for _ in range(3))
+    self.query, self.key, self.value = (
+      linear(dim, dim, scale=scale) for _ in range(3)
+    )
     self.query_convolution = convolution()
     self.key_convolution = convolution()
     self.value_convolution = convolution()
@@ -142,8 +140,8 @@ class ExponentialMemoryMixer(ExponentialMixer):
     self.norm = RMSNorm(
       (heads, dim // heads), epsilon=norm_epsilon, param_dtype=param_dtype
     )
-    self.output_gate = linear(scale)
-    self.output = linear(scale * output_scale)
+    self.output_gate = linear(dim, dim, scale=scale)
+    self.output = linear(dim, dim, scale=scale * output_scale)
 
   def init_tails(self, batch: int) -> ConvolutionTails:
     """The tails of rows before their first token."""

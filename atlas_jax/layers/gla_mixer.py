@@ -12,11 +12,10 @@ from atlas_jax.layers.initial import Source
 from atlas_jax.layers.matrix_mixer import (
   MatrixMixer,
   MatrixState,
-  mean_over_valid,
   split_heads,
   width_of,
 )
-from atlas_jax.layers.mixer import MixerOutput
+from atlas_jax.layers.mixer import MixerOutput, mean_over_valid
 from atlas_jax.layers.rms_norm import RMSNorm
 from atlas_jax.recurrences import channel_decay
 

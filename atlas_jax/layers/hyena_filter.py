@@ -1,5 +1,6 @@
 """The filters of Hyena: a small network of the distance, under a window."""
 
+import functools
 import math
 
 import jax
@@ -66,16 +67,13 @@ class HyenaFilter(nnx.Module):
     self.features = features
     self.dtype = am.state_dtype(jnp.dtype(param_dtype))
 
-    def linear(inputs: int, outputs: int) -> Linear:
-      return Linear(
-        inputs,
-        outputs,
-        scale=3**-0.5,
-        dtype=self.dtype,
-        param_dtype=param_dtype,
-        rngs=rngs,
-      )
-
+    linear = functools.partial(
+      Linear,
+      scale=3**-0.5,
+      dtype=self.dtype,
+      param_dtype=param_dtype,
+      rngs=rngs,
+    )
     sizes = (features,) + (width,) * _HIDDEN_LAYERS
     self.hidden = nnx.List([linear(n, width) for n in sizes[:-1]])
     self.bias = nnx.List(

@@ -4,6 +4,7 @@
 + skip u_t -> output(x2 y)` (arXiv 2302.10866, Definition 3.1 and section 3.3).
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -108,21 +109,14 @@ class HyenaMixer(Mixer):
     )
     self.skip = nnx.Param(normal(rngs, (dim,), 1.0, param_dtype))
 
-    def linear(outputs: int, scale: float) -> Linear:
-      return Linear(
-        dim,
-        outputs,
-        scale=scale,
-        dtype=dtype,
-        param_dtype=param_dtype,
-        rngs=rngs,
-      )
-
-    self.streams = linear(3 * dim, scale)
+    linear = functools.partial(
+      Linear, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+    )
+    self.streams = linear(dim, 3 * dim, scale=scale)
     self.convolution = Convolution(
       _TAPS, 3 * dim, scale=scale, param_dtype=param_dtype, rngs=rngs
     )
-    self.output = linear(dim, scale * output_scale)
+    self.output = linear(dim, dim, scale=scale * output_scale)
 
   def init_state(self, batch: int) -> HyenaState:
     """The state of `batch` rows before their first token, without room."""

@@ -1,5 +1,6 @@
 """Longhorn: a matrix memory that takes the implicit step of the delta rule."""
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -16,11 +17,10 @@ from atlas_jax.layers.gate_projection import GateProjection
 from atlas_jax.layers.initial import Source
 from atlas_jax.layers.linear import Linear
 from atlas_jax.layers.matrix_mixer import (
-  mean_over_valid,
   split_heads,
   width_of,
 )
-from atlas_jax.layers.mixer import Mixer, MixerOutput
+from atlas_jax.layers.mixer import Mixer, MixerOutput, mean_over_valid
 from atlas_jax.memory import dispatch, state_dtype
 from atlas_jax.recurrences import longhorn
 
@@ -103,23 +103,16 @@ class LonghornMixer(Mixer):
     self.implementation = implementation
     inner = heads * self.value_width
 
-    def linear(inputs: int, outputs: int, scale: float) -> Linear:
-      return Linear(
-        inputs,
-        outputs,
-        scale=scale,
-        dtype=dtype,
-        param_dtype=param_dtype,
-        rngs=rngs,
-      )
-
-    self.value = linear(dim, inner, scale)
+    linear = functools.partial(
+      Linear, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+    )
+    self.value = linear(dim, inner, scale=scale)
     self.convolution = Convolution(
       conv_width, inner, scale=scale, param_dtype=param_dtype, rngs=rngs
     )
     self.convolution_bias = nnx.Param(jnp.zeros((inner,), param_dtype))
-    self.query = linear(inner, heads * state_width, scale)
-    self.key = linear(inner, heads * state_width, scale)
+    self.query = linear(inner, heads * state_width, scale=scale)
+    self.key = linear(inner, heads * state_width, scale=scale)
     self.rate = GateProjection(
       inner,
       inner,
@@ -129,8 +122,8 @@ class LonghornMixer(Mixer):
       rngs=rngs,
     )
     self.skip = nnx.Param(jnp.ones((inner,), param_dtype))
-    self.output_gate = linear(dim, inner, scale)
-    self.output = linear(inner, dim, scale * output_scale)
+    self.output_gate = linear(dim, inner, scale=scale)
+    self.output = linear(inner, dim, scale=scale * output_scale)
 
   def init_state(self, batch: int) -> LonghornState:
     """The state of `batch` rows before their first token."""

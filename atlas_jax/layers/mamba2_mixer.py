@@ -16,10 +16,9 @@ from atlas_jax.layers.gate_projection import GateProjection
 from atlas_jax.layers.initial import Source, normal
 from atlas_jax.layers.matrix_mixer import (
   MatrixMixer,
-  mean_over_valid,
   split_heads,
 )
-from atlas_jax.layers.mixer import MixerOutput
+from atlas_jax.layers.mixer import MixerOutput, mean_over_valid
 from atlas_jax.layers.rms_norm import RMSNorm
 from atlas_jax.memory.numerics import unit
 from atlas_jax.recurrences import scalar_decay

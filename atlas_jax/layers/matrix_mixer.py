@@ -1,11 +1,12 @@
 """What mixers around a matrix memory have in common."""
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from atlas_jax.errors import UserError
 from atlas_jax.layers.initial import Source
@@ -70,23 +71,16 @@ class MatrixMixer(Mixer):
     self.dtype = jnp.dtype(dtype)
     self.implementation = implementation
 
-    def linear(inputs: int, outputs: int, scale: float) -> Linear:
-      return Linear(
-        inputs,
-        outputs,
-        scale=scale,
-        dtype=dtype,
-        param_dtype=param_dtype,
-        rngs=rngs,
-      )
-
+    linear = functools.partial(
+      Linear, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+    )
     keys = (key_heads or heads) * key_width
     values = heads * value_width
-    self.query = linear(dim, keys, scale)
-    self.key = linear(dim, keys, scale)
-    self.value = linear(dim, values, scale)
-    self.output_gate = linear(dim, values, scale) if gated else None
-    self.output = linear(values, dim, scale * output_scale)
+    self.query = linear(dim, keys, scale=scale)
+    self.key = linear(dim, keys, scale=scale)
+    self.value = linear(dim, values, scale=scale)
+    self.output_gate = linear(dim, values, scale=scale) if gated else None
+    self.output = linear(values, dim, scale=scale * output_scale)
 
   def empty(self, batch: int) -> Float[Array, "B H V K"]:
     """The memories of rows before their first token."""
@@ -131,15 +125,3 @@ def width_of(dim: int, heads: int, expand: float, what: str) -> int:
       f"the model's width {dim} times {expand:g}"
     )
   return int(width)
-
-
-def mean_over_valid(
-  x: Float[Array, "B T ..."], valid: Bool[Array, "B T"] | None
-) -> Float[Array, ""]:
-  """The mean over tokens that are no padding, as a metric: without gradient."""
-  x = jax.lax.stop_gradient(x).astype(jnp.float32)
-  if valid is None:
-    return jnp.mean(x)
-  kept = valid.reshape(*valid.shape, *[1] * (x.ndim - 2))
-  count = jnp.sum(valid, dtype=jnp.float32) * (x.size // valid.size)
-  return jnp.sum(jnp.where(kept, x, 0.0)) / jnp.maximum(count, 1.0)

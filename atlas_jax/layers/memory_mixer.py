@@ -6,6 +6,7 @@ x (arXiv 2505.23735, section 5.1 and figure 3; norm and output gate as in its
 sister papers, arXiv 2504.13173 section 5.4).
 """
 
+import functools
 import math
 from typing import Any, NamedTuple, cast
 
@@ -22,7 +23,7 @@ from atlas_jax.layers.convolution import Convolution
 from atlas_jax.layers.gates import MemoryGates
 from atlas_jax.layers.initial import Source
 from atlas_jax.layers.linear import Linear
-from atlas_jax.layers.mixer import Mixer, MixerOutput
+from atlas_jax.layers.mixer import Mixer, MixerOutput, mean_over_valid
 from atlas_jax.layers.rms_norm import RMSNorm
 from atlas_jax.layers.tails import init_tail, look_back, next_tail
 from atlas_jax.memory.numerics import unit
@@ -119,22 +120,18 @@ class MemoryMixer(Mixer):
     self.implementation = implementation
     self.form = form
 
-    def linear(scale: float) -> Linear:
-      return Linear(
-        dim,
-        dim,
-        scale=scale,
-        dtype=dtype,
-        param_dtype=param_dtype,
-        rngs=rngs,
-      )
+    linear = functools.partial(
+      Linear, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+    )
 
     def convolution() -> Convolution:
       return Convolution(
         conv_width, dim, scale=scale, param_dtype=param_dtype, rngs=rngs
       )
 
-    self.query, self.key, self.value = (linear(scale) for _ in range(3))
+    self.query, self.key, self.value = (
+      linear(dim, dim, scale=scale) for _ in range(3)
+    )
     self.query_convolution = convolution()
     self.key_convolution = convolution()
     self.value_convolution = convolution()
@@ -163,8 +160,8 @@ class MemoryMixer(Mixer):
     self.norm = RMSNorm(
       (heads, width), epsilon=norm_epsilon, param_dtype=param_dtype
     )
-    self.output_gate = linear(scale)
-    self.output = linear(scale * output_scale)
+    self.output_gate = linear(dim, dim, scale=scale)
+    self.output = linear(dim, dim, scale=scale * output_scale)
 
   def step(
     self,
@@ -367,14 +364,7 @@ def _metrics(
 ) -> dict[str, Float[Array, ""]]:
   """See `MemoryMixer`."""
 
-  def mean(x: Float[Array, "B T ..."]) -> Array:
-    x = jax.lax.stop_gradient(x).astype(jnp.float32)
-    if valid is None:
-      return jnp.mean(x)
-    kept = valid.reshape(*valid.shape, *[1] * (x.ndim - 2))
-    count = jnp.sum(valid, dtype=jnp.float32) * (x.size // valid.size)
-    return jnp.sum(jnp.where(kept, x, 0.0)) / jnp.maximum(count, 1.0)
-
+  mean = functools.partial(mean_over_valid, valid=valid)
   metrics = {
     "inner_loss": mean(out.inner_loss),
     "gate_rate": mean(

@@ -240,3 +240,15 @@ class Mixer(nnx.Module):
           f"{jax.tree_util.keystr(path)} is {known.get(path)} but must be "
           f"{leaf.shape}"
         )
+
+
+def mean_over_valid(
+  x: Float[Array, "B T ..."], valid: Bool[Array, "B T"] | None
+) -> Float[Array, ""]:
+  """The mean over tokens that are no padding, as a metric: without gradient."""
+  x = jax.lax.stop_gradient(x).astype(jnp.float32)
+  if valid is None:
+    return jnp.mean(x)
+  kept = valid.reshape(*valid.shape, *[1] * (x.ndim - 2))
+  count = jnp.sum(valid, dtype=jnp.float32) * (x.size // valid.size)
+  return jnp.sum(jnp.where(kept, x, 0.0)) / jnp.maximum(count, 1.0)

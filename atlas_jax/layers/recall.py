@@ -1,5 +1,6 @@
 """Asking a memory layer without writing to it."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -67,16 +68,9 @@ class Recall(nnx.Module):
     self.widths = _widths(memory)
     heads, key, value = self.widths
 
-    def linear(inputs: int, outputs: int) -> Linear:
-      return Linear(
-        inputs,
-        outputs,
-        scale=scale,
-        dtype=dtype,
-        param_dtype=param_dtype,
-        rngs=rngs,
-      )
-
+    linear = functools.partial(
+      Linear, scale=scale, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+    )
     self.query = linear(memory.dim, heads * key)
     self.norm = RMSNorm(
       (heads, value), epsilon=norm_epsilon, param_dtype=param_dtype

@@ -7,6 +7,8 @@ and cuts them into chunks, which changes with what follows; here nothing is cut,
 so that a sequence can be read in any parts and step by step.
 """
 
+import functools
+
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
@@ -97,19 +99,17 @@ class ReformerMixer(CachedMixer):
     self.dtype = jnp.dtype(dtype)
     self.implementation = implementation
 
-    def linear(scale: float) -> Linear:
-      return Linear(
-        dim, dim, scale=scale, dtype=dtype, param_dtype=param_dtype, rngs=rngs
-      )
-
-    self.query = linear(scale)
-    self.value = linear(scale)
+    linear = functools.partial(
+      Linear, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+    )
+    self.query = linear(dim, dim, scale=scale)
+    self.value = linear(dim, dim, scale=scale)
     self.query_norm = (
       RMSNorm(dim // heads, epsilon=norm_epsilon, param_dtype=param_dtype)
       if qk_norm
       else None
     )
-    self.output = linear(scale * output_scale)
+    self.output = linear(dim, dim, scale=scale * output_scale)
 
   def init_state(self, batch: int) -> aa.Cache:
     """The state of `batch` rows before their first token."""

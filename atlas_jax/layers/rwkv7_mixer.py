@@ -1,5 +1,6 @@
 """RWKV-7's time mixing."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,11 +17,10 @@ from atlas_jax.layers.group_norm import GroupNorm
 from atlas_jax.layers.initial import Source, normal
 from atlas_jax.layers.linear import Linear
 from atlas_jax.layers.matrix_mixer import (
-  mean_over_valid,
   split_heads,
   width_of,
 )
-from atlas_jax.layers.mixer import Mixer, MixerOutput
+from atlas_jax.layers.mixer import Mixer, MixerOutput, mean_over_valid
 from atlas_jax.layers.tails import next_tail, shift
 from atlas_jax.memory import dispatch, state_dtype
 from atlas_jax.memory.numerics import HIGHEST, unit
@@ -161,10 +161,9 @@ class RWKV7Mixer(Mixer):
     self.dtype = jnp.dtype(dtype)
     self.implementation = implementation
 
-    def linear(scale: float) -> Linear:
-      return Linear(
-        dim, dim, scale=scale, dtype=dtype, param_dtype=param_dtype, rngs=rngs
-      )
+    linear = functools.partial(
+      Linear, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+    )
 
     def low_rank(
       rank: int,
@@ -178,10 +177,10 @@ class RWKV7Mixer(Mixer):
       )
 
     start = _starts(heads, self.width)
-    self.query = linear(scale)
-    self.key = linear(0.1 * scale)
-    self.value = linear(scale)
-    self.output = linear(scale * output_scale)
+    self.query = linear(dim, dim, scale=scale)
+    self.key = linear(dim, dim, scale=0.1 * scale)
+    self.value = linear(dim, dim, scale=scale)
+    self.output = linear(dim, dim, scale=scale * output_scale)
     self.decay = low_rank(decay_rank, 2.5, jnp.tanh, start["decay"])
     self.rate = low_rank(rate_rank, 2.5, _identity, start["rate"])
     self.gate = low_rank(gate_rank, 5.0, jax.nn.sigmoid, None)

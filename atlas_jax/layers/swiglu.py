@@ -1,5 +1,7 @@
 """The gated feed-forward layer of Llama (arXiv 2002.05202)."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -34,19 +36,12 @@ class SwiGLU(nnx.Module):
     param_dtype: DTypeLike = jnp.float32,
     rngs: Source,
   ):
-    def linear(inputs: int, outputs: int, scale: float) -> Linear:
-      return Linear(
-        inputs,
-        outputs,
-        scale=scale,
-        dtype=dtype,
-        param_dtype=param_dtype,
-        rngs=rngs,
-      )
-
-    self.gate = linear(dim, hidden, scale)
-    self.up = linear(dim, hidden, scale)
-    self.down = linear(hidden, dim, scale * output_scale)
+    linear = functools.partial(
+      Linear, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+    )
+    self.gate = linear(dim, hidden, scale=scale)
+    self.up = linear(dim, hidden, scale=scale)
+    self.down = linear(hidden, dim, scale=scale * output_scale)
 
   def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
     """Applies the layer to the last axis."""
