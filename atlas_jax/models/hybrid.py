@@ -1,7 +1,7 @@
 """Hybrids of attention and a memory as entries of the registry."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
@@ -34,6 +34,8 @@ PARTS: Mapping[str, Entry] = {
 _MEMORY = "atlas"
 _PERSISTENT = 4
 _SEGMENT = 256
+# What does not write to the residual stream is not made smaller by its depth.
+_INSIDE: dict[str, Any] = {"output_scale": 1.0}
 _ATTENTION = ("kv_heads", "rope_base", "qk_norm", "window", "persistent")
 
 
@@ -52,16 +54,18 @@ def memory_entry(config: "ModelConfig") -> Entry:
   return PARTS[name]
 
 
-def _attention(config: "ModelConfig", rngs: Source) -> AttentionMixer:
+def _attention(
+  config: "ModelConfig", rngs: Source, **changes: Any
+) -> AttentionMixer:
   """Attention to a window, with persistent tokens."""
   options = {"window": attention.WINDOW, "persistent": _PERSISTENT}
   options |= given(config.attention, _ATTENTION)
-  return AttentionMixer(rngs=rngs, **options, **common(config))
+  return AttentionMixer(rngs=rngs, **options, **common(config) | changes)
 
 
 def _make_gate(config: "ModelConfig", rngs: Source) -> Mixer:
   return MemoryAsGate(
-    _attention(config, rngs),
+    _attention(config, rngs, **_INSIDE),
     memory_entry(config).make(config, rngs),
     norm_epsilon=config.norm_epsilon,
     scale=config.init_scale,
@@ -89,7 +93,7 @@ def _make_context(config: "ModelConfig", rngs: Source) -> Mixer:
   segment = config.hybrid.segment or _SEGMENT
   memory = memory_entry(config).make(config, rngs)
   return MemoryAsContext(
-    SegmentAttention(rngs=rngs, **options, **common(config)),
+    SegmentAttention(rngs=rngs, **options, **common(config) | _INSIDE),
     memory,
     segment=segment,
     norm_epsilon=config.norm_epsilon,
@@ -136,9 +140,10 @@ ENTRIES: Mapping[str, Entry] = {
   "mac": _entry(
     _make_context,
     (*_WHOLE, "hybrid.segment"),
-    equation="y = attention([p; M_segment(q); x]); o_t = y_t ⊗ M_t(y_t)",
+    equation="y = attention([p; M_segment(q); x]); "
+    "o_t = RMSNorm(y_t) ⊙ SiLU(RMSNorm(M_t(y_t)))",
     window=f"segments of {_SEGMENT} tokens",
-    state="the memory's, twice, and a segment of D",
+    state="the memory's and (segment - 1) D",
     cost="the memory's + T segment D",
     source="arXiv 2501.00663, Eq. 21-25",
   ),
@@ -154,7 +159,7 @@ ENTRIES: Mapping[str, Entry] = {
   "mal": _entry(
     _make_layer,
     _WINDOWED,
-    equation="o = swa([p; M(x)])",
+    equation="o = swa([p; RMSNorm(M(x))])",
     window=f"{attention.WINDOW} tokens",
     state="the memory's and that of swa",
     cost="the memory's + T W D",

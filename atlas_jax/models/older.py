@@ -64,8 +64,8 @@ ENTRIES: Mapping[str, Entry] = {
     optimizer="none",
     retention="exp(-|δ| t) per channel",
     window="max_length tokens",
-    state="T D + 2 · 3 D",
-    cost="T log T D",
+    state="T D + 6 D",
+    cost="T log T D; packed documents T log² T D",
     source="arXiv 2302.10866, Def. 3.1",
   ),
 }

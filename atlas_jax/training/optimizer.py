@@ -14,13 +14,14 @@ from atlas_jax.training.config import TrainConfig
 from atlas_jax.training.paths import is_stacked, path_name
 
 # Parameters that weight decay must leave alone although they are matrices:
-# gates, what every head or channel has one of, and persistent tokens. The
-# memory's learned start weights are among them: they are the state in which
-# the inner descent begins, its own retention gate already decays them, and a
-# start pulled to zero is a saddle of a deep memory.
+# gates, what every head or channel has one of, persistent tokens, and the
+# network that makes Hyena's filter. The memory's learned start weights are
+# among them: they are the state in which the inner descent begins, its own
+# retention gate already decays them, and a start pulled to zero is a saddle of
+# a deep memory.
 _NEVER_DECAYED = re.compile(
   r"(^|/)(bias|scale|offset|gates|decay|rate|bonus|ridge|persistent|start"
-  r"|memory/features)(/|$)"
+  r"|filter|memory/features)(/|$)"
 )
 
 
