@@ -90,7 +90,7 @@ def test_sample_begins_with_the_prompt(finished):
 
 
 def test_the_curve_is_a_picture(finished):
-  pytest.importorskip("matplotlib")
+  pytest.importorskip("matplotlib", reason="pip install 'atlas-jax[plot]'")
   _, folder, _, comparison = finished
   path = demo.draw(folder, comparison)
   assert path.read_bytes().startswith(b"\x89PNG")

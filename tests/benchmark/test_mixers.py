@@ -88,7 +88,7 @@ def test_the_report_tells_gains_and_flatness(result):
 
 
 def test_the_picture_is_drawn(result, tmp_path):
-  pytest.importorskip("matplotlib")
+  pytest.importorskip("matplotlib", reason="pip install 'atlas-jax[plot]'")
   path = tmp_path / "images" / "mixers.png"
   mixers_report.draw(result, path)
   assert path.read_bytes().startswith(b"\x89PNG")

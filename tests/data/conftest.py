@@ -37,7 +37,9 @@ def plain_sentencepiece_file(tmp_path_factory) -> pathlib.Path:
 
 
 def _train_sentencepiece(tmp_path_factory, **options) -> pathlib.Path:
-  sentencepiece = pytest.importorskip("sentencepiece")
+  sentencepiece = pytest.importorskip(
+    "sentencepiece", reason="pip install 'atlas-jax[text]'"
+  )
   prefix = tmp_path_factory.mktemp("sentencepiece") / "tiny"
   sentencepiece.SentencePieceTrainer.train(
     sentence_iterator=iter(sentences(200)),
@@ -53,7 +55,9 @@ def _train_sentencepiece(tmp_path_factory, **options) -> pathlib.Path:
 @pytest.fixture(scope="session")
 def byte_level_file(tmp_path_factory) -> pathlib.Path:
   """A byte-level tokenizer.json as GPT-2's, with what changes text put in."""
-  tokenizers = pytest.importorskip("tokenizers")
+  tokenizers = pytest.importorskip(
+    "tokenizers", reason="pip install 'atlas-jax[text]'"
+  )
   core = tokenizers.Tokenizer(tokenizers.models.BPE())
   byte_level = tokenizers.pre_tokenizers.ByteLevel
   core.normalizer = tokenizers.normalizers.NFKC()
@@ -76,7 +80,9 @@ def byte_level_file(tmp_path_factory) -> pathlib.Path:
 @pytest.fixture(scope="session")
 def fallback_file(tmp_path_factory) -> pathlib.Path:
   """A tokenizer.json with byte fallback as Llama 2's."""
-  tokenizers = pytest.importorskip("tokenizers")
+  tokenizers = pytest.importorskip(
+    "tokenizers", reason="pip install 'atlas-jax[text]'"
+  )
   model = tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>")
   core = tokenizers.Tokenizer(model)
   core.normalizer = tokenizers.normalizers.Sequence(

@@ -117,7 +117,9 @@ def test_fingerprints_differ(request):
 
 
 def test_tokens_are_those_of_the_library(sentencepiece_file):
-  sentencepiece = pytest.importorskip("sentencepiece")
+  sentencepiece = pytest.importorskip(
+    "sentencepiece", reason="pip install 'atlas-jax[text]'"
+  )
   library = sentencepiece.SentencePieceProcessor(
     model_file=str(sentencepiece_file)
   )
@@ -224,7 +226,9 @@ def test_real_sentencepiece_model(data_root):
 
 
 def test_real_byte_level_vocabulary(data_root, tmp_path):
-  library = pytest.importorskip("tokenizers")
+  library = pytest.importorskip(
+    "tokenizers", reason="pip install 'atlas-jax[text]'"
+  )
   folder = data_root / "tokenizers"
   names = {path.name: path for path in folder.glob("gpt2_*.xz")}
   for name, path in names.items():

@@ -73,7 +73,7 @@ def test_the_words_hold_the_figures(report):
 
 @pytest.mark.parametrize("bytes_", [True, False])
 def test_a_picture_is_drawn(report, tmp_path, bytes_):
-  pytest.importorskip("matplotlib")
+  pytest.importorskip("matplotlib", reason="pip install 'atlas-jax[plot]'")
   if not bytes_:
     result = dataclasses.replace(report.result, bits_per_byte=None)
     report = dataclasses.replace(report, result=result, context=512)

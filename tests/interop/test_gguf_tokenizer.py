@@ -9,7 +9,7 @@ from atlas_jax.interop import gguf_tokenizer
 from atlas_jax.interop.gguf_file import GgufFile
 from tests.interop import helpers
 
-pytest.importorskip("tokenizers")
+pytest.importorskip("tokenizers", reason="pip install 'atlas-jax[gguf]'")
 
 
 @pytest.fixture(scope="module")

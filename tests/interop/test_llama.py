@@ -12,7 +12,7 @@ from atlas_jax.interop.llama import rotate_half
 from tests.interop import helpers
 from tests.layers.helpers import jit
 
-pytest.importorskip("tokenizers")
+pytest.importorskip("tokenizers", reason="pip install 'atlas-jax[gguf]'")
 
 LENGTH = 12
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.generation.helpers import run_main
 
-pytest.importorskip("tokenizers")
+pytest.importorskip("tokenizers", reason="pip install 'atlas-jax[gguf]'")
 
 
 def test_it_continues_a_text_with_a_pretrained_model(tiny_file):

@@ -290,7 +290,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_it(
 
 
 def test_tensorboard_by_flag(tmp_path):
-  pytest.importorskip("tensorboardX")
+  pytest.importorskip("tensorboardX", reason="pip install 'atlas-jax[tb]'")
   run(tmp_path, train__steps=1, train__tensorboard=True)
   assert list((tmp_path / "tensorboard").glob("events*"))
 

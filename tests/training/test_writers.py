@@ -65,7 +65,7 @@ def test_unwritable_metrics_are_one_line(tmp_path):
 
 
 def test_tensorboard_writes_events(tmp_path):
-  pytest.importorskip("tensorboardX")
+  pytest.importorskip("tensorboardX", reason="pip install 'atlas-jax[tb]'")
   writer = writers.TensorBoard(tmp_path, after=0)
   writer.write(1, TRAIN)
   writer.close()
