@@ -10,13 +10,16 @@ those from n to the middle, and both are at most 1. The exponents are sums of
 logs that are at most 0; nothing is subtracted.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from atlas_jax.memory import dispatch, state_dtype
 from atlas_jax.memory.numerics import matmul
+from atlas_jax.recurrences.affine import AffineChunk, apply_chunk
 from atlas_jax.recurrences.chunks import (
   check_chunk,
   check_shapes,
@@ -111,21 +114,26 @@ def channel_decay(
     )
   query, key, value = (without_padding(x, valid) for x in (query, key, value))
   tokens = _Tokens(query, key, value, marked_decay(log_decay, restart, valid))
-  state, y = scan_chunks(_chunk, state, tokens, chunk)
-  return y, state
+  memory, y = scan_chunks(
+    apply_chunk,
+    jnp.swapaxes(state, 2, 3),
+    tokens,
+    chunk,
+    prepare=partial(_prepare, dtype=dtype),
+  )
+  return y.astype(value.dtype), jnp.swapaxes(memory, 2, 3)
 
 
-def _chunk(
-  state: Float[Array, "V K"], tokens: _Tokens
-) -> tuple[Float[Array, "V K"], Float[Array, "C V"]]:
-  """The tokens of a chunk in each other's and the state's sight."""
-  query, key, value = (x.astype(state.dtype) for x in tokens[:3])
+def _prepare(tokens: _Tokens, dtype: DTypeLike) -> AffineChunk:
+  """The tokens of a chunk in each other's sight."""
+  query, key, value = (x.astype(dtype) for x in tokens[:3])
   block = decayed_scores(query, key, tokens.log_decay)
-  from_state = matmul(query * jnp.exp(block.prefix[0]), state.T)
-  y = matmul(block.scores[0], value) + from_state
-  kept = state * jnp.exp(block.total[0])[None]
-  state = kept + matmul(value.T, key * jnp.exp(block.suffix[0]))
-  return state, y.astype(tokens.value.dtype)
+  return AffineChunk(
+    reads=query * jnp.exp(block.prefix[0]),
+    own=matmul(block.scores[0], value),
+    decay=jnp.exp(block.total[0]),
+    write=matmul((key * jnp.exp(block.suffix[0])).T, value),
+  )
 
 
 def decayed_scores(

@@ -18,6 +18,9 @@ from atlas_jax.memory.gates import LOWEST_LOG
 
 Carry = TypeVar("Carry")
 
+# Chunks that are prepared together. More are hardly faster and take more room.
+SIDE_BY_SIDE = 8
+
 
 def without_padding(
   x: Float[Array, "B T ..."], valid: Bool[Array, "B T"] | None
@@ -61,50 +64,60 @@ def scan_chunks(
   carry: Carry,
   tokens: Any,
   chunk: int,
+  *,
+  prepare: Callable[[Any], Any],
 ) -> tuple[Carry, Any]:
   """Runs a chunk of one row after the other, all rows in parallel.
 
+  What a chunk can work out without the state, `prepare` does for several chunks
+  side by side, so that few and small products are left to wait for each other.
   Chunks are recomputed in the backward pass: what is stored for it is one carry
-  per chunk, and the inputs. A sequence of one chunk has no loop around it. On a
+  per `SIDE_BY_SIDE` chunks, and the inputs. What needs no loop has none. On a
   CPU rows go in groups, see `dispatch.rows_at_once`.
 
   Args:
-    body: Takes the carry of one row and the tokens of one chunk, leaves
-      [C, ...], to the carry after them and an output, leaves [C, ...]. C is
-      `chunk`, or T where the sequence is shorter. Tokens of zeros, which fill
-      up the last chunk, must leave the carry as it is.
+    body: Takes the carry of one row and one prepared chunk to the carry after
+      it and an output, leaves [C, ...]. C is `chunk`, or T where the sequence
+      is shorter.
     carry: The state before the first token, leaves [B, H, ...].
     tokens: Leaves [B, T, H, ...], T at least 1.
     chunk: Largest number of tokens in a chunk.
+    prepare: Takes the tokens of one chunk of one row, leaves [C, ...], to what
+      `body` wants. Tokens of zeros, which fill up the last chunks, must leave
+      the carry as it is.
 
   Returns:
     The state after the last token, and outputs [B, T, H, ...].
   """
   batch, length, heads = jax.tree.leaves(tokens)[0].shape[:3]
   size = min(chunk, length)
-  count = -(-length // size)
+  spans = -(-length // (size * SIDE_BY_SIDE))
+  count = -(-length // (size * spans))
+  padded = spans * count * size
   rows = batch * heads
   leaves = jax.tree.leaves(carry)
   row_bytes = sum(x.size * x.dtype.itemsize for x in leaves) // rows
   group = dispatch.rows_at_once(rows, row_bytes)
 
-  def cut(x: Float[Array, "B T H ..."]) -> Float[Array, "N B H C ..."]:
+  def cut(x: Float[Array, "B T H ..."]) -> Float[Array, "S N B H C ..."]:
     fill = [(0, 0)] * x.ndim
-    fill[1] = (0, count * size - length)
-    x = jnp.pad(x, fill).reshape(batch, count, size, heads, *x.shape[3:])
-    return jnp.moveaxis(x, (1, 3), (0, 2))
+    fill[1] = (0, padded - length)
+    x = jnp.pad(x, fill).reshape(batch, spans, count, size, *x.shape[2:])
+    return jnp.moveaxis(x, (1, 2, 4), (0, 1, 3))
 
-  def joined(x: Float[Array, "N B H C ..."]) -> Float[Array, "B T H ..."]:
-    x = jnp.moveaxis(x, (0, 2), (1, 3))
-    return x.reshape(batch, count * size, heads, *x.shape[4:])[:, :length]
+  def joined(x: Float[Array, "S N B H C ..."]) -> Float[Array, "B T H ..."]:
+    x = jnp.moveaxis(x, (0, 1, 3), (1, 2, 4))
+    return x.reshape(batch, padded, heads, *x.shape[5:])[:, :length]
 
-  in_rows = jax.checkpoint(jax.vmap(jax.vmap(body)))
+  in_rows = jax.vmap(jax.vmap(body))
+  prepare_all = jax.vmap(jax.vmap(jax.vmap(prepare)))
+
+  @jax.checkpoint
+  def run_span(carry: Carry, chunks: Any) -> tuple[Carry, Any]:
+    return _scan(in_rows, carry, prepare_all(chunks), count)
 
   def run(carry: Carry, chunks: Any) -> tuple[Carry, Any]:
-    if count > 1:
-      return jax.lax.scan(in_rows, carry, chunks)
-    carry, out = in_rows(carry, jax.tree.map(lambda x: x[0], chunks))
-    return carry, jax.tree.map(lambda x: x[None], out)
+    return _scan(run_span, carry, chunks, spans)
 
   chunks = jax.tree.map(cut, tokens)
   if group == rows:
@@ -121,11 +134,24 @@ def scan_chunks(
 
   inputs = (
     jax.tree.map(lambda x: grouped(x, 0), carry),
-    jax.tree.map(lambda x: grouped(x, 1), chunks),
+    jax.tree.map(lambda x: grouped(x, 2), chunks),
   )
   carry, out = jax.lax.map(lambda pair: run(*pair), inputs)
   carry = jax.tree.map(lambda x: ungrouped(x, 0), carry)
-  return carry, jax.tree.map(lambda x: joined(ungrouped(x, 1)), out)
+  return carry, jax.tree.map(lambda x: joined(ungrouped(x, 2)), out)
+
+
+def _scan(
+  body: Callable[[Carry, Any], tuple[Carry, Any]],
+  carry: Carry,
+  inputs: Any,
+  count: int,
+) -> tuple[Carry, Any]:
+  """`jax.lax.scan`, without a loop where `count` is 1."""
+  if count > 1:
+    return jax.lax.scan(body, carry, inputs)
+  carry, out = body(carry, jax.tree.map(lambda x: x[0], inputs))
+  return carry, jax.tree.map(lambda x: x[None], out)
 
 
 def check_shapes(

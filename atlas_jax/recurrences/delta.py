@@ -15,9 +15,11 @@ beside its key, `u_t = b_t (v_t - a_t M_{t-1} k_t)`, solves a triangular system
 matrices.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from atlas_jax.memory import state_dtype
@@ -28,6 +30,11 @@ from atlas_jax.memory.gates import (
   lower_triangle,
 )
 from atlas_jax.memory.numerics import HIGHEST, matmul, safe_norm
+from atlas_jax.recurrences.affine import (
+  AffineChunk,
+  affine_delta_chunk,
+  apply_chunk,
+)
 from atlas_jax.recurrences.chunks import (
   check_chunk,
   check_shapes,
@@ -50,7 +57,7 @@ class _Tokens(NamedTuple):
   key: Float[Array, "C K"]
   value: Float[Array, "C V"]
   rate: Float[Array, "C n"]
-  log_decay: Float[Array, "C"]
+  log_decay: Float[Array, "C"] | None
 
 
 def delta_rule(
@@ -110,20 +117,32 @@ def delta_rule(
   state = state.astype(dtype)
   if length == 0:
     return value, state
-  if log_decay is None:
+  reference = resolve(implementation) == "reference"
+  if log_decay is None and (reference or restart is not None):
     log_decay = jnp.zeros(leading, dtype)
   if rate.ndim == 3:
     rate = rate[..., None]
-  log_decay = log_decay.astype(dtype)
-  tokens = _Tokens(
-    *(without_padding(x, valid) for x in (query, key, value, rate, log_decay))
+  query, key, value, rate = (
+    without_padding(x, valid) for x in (query, key, value, rate)
   )
-  if resolve(implementation) == "reference":
-    return _recurrent(tokens, state, restart, valid)
-  log_decay = marked_decay(tokens.log_decay, restart, valid)
-  tokens = tokens._replace(log_decay=log_decay)
-  state, y = scan_chunks(_chunk, state, tokens, chunk)
-  return y, state
+  if log_decay is not None:
+    log_decay = without_padding(log_decay.astype(dtype), valid)
+  if reference:
+    assert log_decay is not None
+    inputs = (query, key, value, rate, log_decay)
+    return _recurrent(inputs, state, restart, valid)
+  if log_decay is not None:
+    log_decay = marked_decay(log_decay, restart, valid)
+  tokens = _Tokens(query, key, value, rate, log_decay)
+  per_head = rate.shape[-1] == 1
+  memory, y = scan_chunks(
+    apply_chunk if per_head else _apply_by_column,
+    jnp.swapaxes(state, 2, 3),
+    tokens,
+    chunk,
+    prepare=partial(_affine if per_head else _by_column, dtype=dtype),
+  )
+  return y.astype(value.dtype), jnp.swapaxes(memory, 2, 3)
 
 
 def longhorn(
@@ -190,31 +209,80 @@ def longhorn(
   return y.astype(kind), state
 
 
-def _chunk(
-  memory: Float[Array, "V K"], tokens: _Tokens
-) -> tuple[Float[Array, "V K"], Float[Array, "C V"]]:
-  """One chunk of one row: the memory after it, and its read-outs."""
-  dtype = memory.dtype
-  query, key, value, rate, log_decay = (x.astype(dtype) for x in tokens)
+def _affine(tokens: _Tokens, dtype: DTypeLike) -> AffineChunk:
+  """One chunk of one row, with one rate for the whole matrix."""
+  chunk = _by_column(tokens, dtype)
+  value = tokens.value.astype(dtype)
+  solve = unit_lower_inverse(chunk.rate * chunk.overlap) * chunk.rate.T
+  return affine_delta_chunk(
+    query=chunk.query,
+    scores=chunk.scores,
+    lookup=matmul(solve, chunk.lookup),
+    inserted=matmul(solve, value),
+    key=chunk.key,
+    decay=chunk.decay,
+  )
+
+
+class _Chunk(NamedTuple):
+  """One chunk of one row, before its triangular systems are solved.
+
+  Attributes:
+    query: What each token asks of the memory before the chunk.
+    lookup: What it compares its value with there.
+    overlap: How much of each write a later token finds at its key.
+    scores: How much of each write a token reads.
+    key: Where each write stands at the end of the chunk.
+    decay: Of the memory, over the whole chunk.
+  """
+
+  query: Float[Array, "C K"]
+  lookup: Float[Array, "C K"]
+  overlap: Float[Array, "C C"]
+  scores: Float[Array, "C C"]
+  key: Float[Array, "C K"]
+  value: Float[Array, "C V"]
+  rate: Float[Array, "C n"]
+  decay: Float[Array, "1"]
+
+
+def _by_column(tokens: _Tokens, dtype: DTypeLike) -> _Chunk:
+  """All that does not depend on the memory or on the rates."""
+  query, key, value, rate = (x.astype(dtype) for x in tokens[:4])
   size = key.shape[0]
-  between = decay_products(log_decay)
-  since_start = decay_from_start(log_decay)[:, None]
-  strict = lower_triangle(size, key.dtype, offset=-1)
-  overlap = between * strict * matmul(key, key.T)
-  right = value - since_start * matmul(key, memory.T)
-  if rate.shape[-1] == 1:
-    written = matmul(unit_lower_inverse(rate * overlap), rate * right)
+  if tokens.log_decay is None:
+    between = lower_triangle(size, dtype)
+    since_start = jnp.ones((size, 1), dtype)
   else:
-    written = solve_columns(overlap, rate, right)
-  y = since_start * matmul(query, memory.T)
-  y = y + matmul(between * matmul(query, key.T), written)
-  to_end = between[-1][:, None]
-  memory = since_start[-1:] * memory + matmul((to_end * written).T, key)
-  return memory, y.astype(tokens.value.dtype)
+    between = decay_products(tokens.log_decay)
+    since_start = decay_from_start(tokens.log_decay)[:, None]
+  strict = lower_triangle(size, dtype, offset=-1)
+  return _Chunk(
+    query=since_start * query,
+    lookup=since_start * key,
+    overlap=between * strict * matmul(key, key.T),
+    scores=between * matmul(query, key.T),
+    key=between[-1][:, None] * key,
+    value=value,
+    rate=rate,
+    decay=since_start[-1],
+  )
+
+
+def _apply_by_column(
+  memory: Float[Array, "K V"], chunk: _Chunk
+) -> tuple[Float[Array, "K V"], Float[Array, "C V"]]:
+  """One chunk of one row: the memory after it, and its read-outs."""
+  size = chunk.query.shape[0]
+  found = matmul(jnp.concatenate([chunk.query, chunk.lookup]), memory)
+  right = chunk.value - found[size:]
+  written = solve_columns(chunk.overlap, chunk.rate, right)
+  y = found[:size] + matmul(chunk.scores, written)
+  return chunk.decay[:, None] * memory + matmul(chunk.key.T, written), y
 
 
 def _recurrent(
-  tokens: _Tokens,
+  inputs: tuple[Array, ...],
   memory: Float[Array, "B H V K"],
   restart: Bool[Array, "B T"] | None,
   valid: Bool[Array, "B T"] | None,
@@ -238,9 +306,9 @@ def _recurrent(
   y, memory = scan_tokens(
     token,
     memory,
-    tuple(tokens),
+    inputs,
     restart=restart,
     valid=valid,
     dtype=memory.dtype,
   )
-  return y.astype(tokens.value.dtype), memory
+  return y.astype(inputs[2].dtype), memory

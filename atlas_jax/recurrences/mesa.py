@@ -10,9 +10,11 @@ within a chunk its product with a vector is `G_0 x` decayed plus one pass of
 linear attention, and conjugate gradients need nothing else.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from atlas_jax.errors import UserError
@@ -143,51 +145,81 @@ def mesa(
   tokens = tokens._replace(log_decay=log_decay)
 
   def body(
-    carry: tuple[MesaState, Array], tokens: _Tokens
+    carry: tuple[MesaState, Array], chunk: _Chunk
   ) -> tuple[tuple[MesaState, Array], Array]:
     state, ridge = carry
-    state, y = _chunk(state, ridge, tokens, tolerance, iterations)
+    state, y = _apply(state, ridge, chunk, tolerance, iterations)
     return (state, ridge), y
 
-  (state, _), y = scan_chunks(body, (state, ridge), tokens, chunk)
-  return y, state
+  (state, _), y = scan_chunks(
+    body, (state, ridge), tokens, chunk, prepare=partial(_prepare, dtype=dtype)
+  )
+  return y.astype(value.dtype), state
 
 
-def _chunk(
-  state: MesaState,
+class _Chunk(NamedTuple):
+  """One chunk of one row.
+
+  Attributes:
+    weight: Of each token in the sums of each.
+    since_start: Weight of the sums before the chunk in those of each token.
+    squares: Its tokens' share of the diagonals of G.
+    state: What its tokens add to the sums.
+  """
+
+  query: Float[Array, "C K"]
+  key: Float[Array, "C K"]
+  value: Float[Array, "C V"]
+  weight: Float[Array, "C C"]
+  since_start: Float[Array, "C 1"]
+  squares: Float[Array, "C K"]
+  state: MesaState
+
+
+def _prepare(tokens: _Tokens, dtype: DTypeLike) -> _Chunk:
+  """All of a chunk that does not depend on tokens before it."""
+  query, key, value, rate, log_decay = (x.astype(dtype) for x in tokens)
+  weight = decay_products(log_decay) * rate[None]
+  written = weight[-1][:, None] * key
+  return _Chunk(
+    query=query,
+    key=key,
+    value=value,
+    weight=weight,
+    since_start=decay_from_start(log_decay)[:, None],
+    squares=matmul(weight, key * key),
+    state=MesaState(matmul(written.T, key), matmul(value.T, written)),
+  )
+
+
+def _apply(
+  before: MesaState,
   ridge: Float[Array, "K"],
-  tokens: _Tokens,
+  chunk: _Chunk,
   tolerance: float,
   iterations: int,
 ) -> tuple[MesaState, Float[Array, "C V"]]:
-  """One chunk of one row: the state after it, and its read-outs."""
-  covariance, correlation = state
-  dtype = ridge.dtype
-  query, key, value, rate, log_decay = (x.astype(dtype) for x in tokens)
-  weight = decay_products(log_decay) * rate[None]
-  since_start = decay_from_start(log_decay)[:, None]
+  """The state after a chunk, and its read-outs."""
+  covariance, correlation = before
 
   def attend(x: Float[Array, "C K"], start: Array, value: Array) -> Array:
     """`(sum_n w_n value_n k_n^T) x_t`, tokens before the chunk included."""
-    own = matmul(weight * matmul(x, key.T), value)
-    return since_start * matmul(x, start.T) + own
+    own = matmul(chunk.weight * matmul(x, chunk.key.T), value)
+    return chunk.since_start * matmul(x, start.T) + own
 
   def operator(x: Float[Array, "C K"]) -> Float[Array, "C K"]:
-    return attend(x, covariance, key) + ridge[None] * x
+    return attend(x, covariance, chunk.key) + ridge[None] * x
 
-  diagonal = since_start * jnp.diagonal(covariance)[None]
-  diagonal = diagonal + matmul(weight, key * key) + ridge[None]
+  diagonal = chunk.since_start * jnp.diagonal(covariance)[None]
+  diagonal = diagonal + chunk.squares + ridge[None]
   solution = solve_symmetric(
-    operator, query, diagonal, tolerance=tolerance, iterations=iterations
+    operator, chunk.query, diagonal, tolerance=tolerance, iterations=iterations
   )
-  y = attend(solution, correlation, value)
-  written = weight[-1][:, None] * key
-  kept = since_start[-1:]
-  state = MesaState(
-    kept * covariance + matmul(written.T, key),
-    kept * correlation + matmul(value.T, written),
-  )
-  return state, y.astype(tokens.value.dtype)
+  y = attend(solution, correlation, chunk.value)
+  kept = chunk.since_start[-1:]
+  return MesaState(
+    *(kept * b + w for b, w in zip(before, chunk.state, strict=True))
+  ), y
 
 
 def _recurrent(

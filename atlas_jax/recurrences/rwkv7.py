@@ -20,16 +20,24 @@ of them. The exponents are then at most `chunk |bound|`, 19.4 for 32 tokens;
 float32 rounds them by 1e-6, and so the scores, relative to their size.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from atlas_jax.memory import state_dtype
 from atlas_jax.memory.dispatch import resolve
 from atlas_jax.memory.gates import lower_triangle
 from atlas_jax.memory.numerics import HIGHEST, matmul
+from atlas_jax.recurrences.affine import (
+  AffineChunk,
+  affine_delta_chunk,
+  apply_chunk,
+)
 from atlas_jax.recurrences.channel_decay import decayed_scores
 from atlas_jax.recurrences.chunks import (
   check_chunk,
@@ -129,6 +137,19 @@ def rwkv7(
   )
   if resolve(implementation) == "reference":
     return _recurrent(tokens, state, restart, valid)
+
+  def run(
+    tokens: Any, prepare: Callable[..., AffineChunk]
+  ) -> tuple[Array, Array]:
+    memory, y = scan_chunks(
+      apply_chunk,
+      jnp.swapaxes(state, 2, 3),
+      tokens,
+      chunk,
+      prepare=partial(prepare, dtype=dtype),
+    )
+    return y.astype(value.dtype), jnp.swapaxes(memory, 2, 3)
+
   if lowest_decay is not None and -lowest_decay * chunk <= _LARGEST_EXPONENT:
     log_decay = jnp.maximum(tokens.log_decay, lowest_decay)
     tokens = tokens._replace(log_decay=log_decay)
@@ -137,8 +158,7 @@ def rwkv7(
       begins = jnp.broadcast_to(
         restart.astype(dtype)[..., None], (batch, length, heads)
       )
-    state, y = scan_chunks(_bounded_chunk, state, (tokens, begins), chunk)
-    return y, state
+    return run((tokens, begins), _bounded)
   log_decay = marked_decay(tokens.log_decay, restart, valid)
   tokens = tokens._replace(log_decay=log_decay)
   if restart is not None:
@@ -148,59 +168,57 @@ def rwkv7(
     tokens = tokens._replace(
       erased=jnp.where(begins, jnp.zeros_like(erased), tokens.erased)
     )
-  state, y = scan_chunks(_chunk, state, tokens, chunk)
-  return y, state
+  return run(tokens, _unbounded)
 
 
-def _bounded_chunk(
-  memory: Float[Array, "V K"],
-  inputs: tuple[_Tokens, Float[Array, "C"] | None],
-) -> tuple[Float[Array, "V K"], Float[Array, "C V"]]:
-  """`_chunk` for decays whose products have an inverse.
+def _bounded(
+  inputs: tuple[_Tokens, Float[Array, "C"] | None], dtype: DTypeLike
+) -> AffineChunk:
+  """`_unbounded` for decays whose products have an inverse.
 
   Where documents begin is not in the decays, which would have none: pairs of
   different documents are masked.
   """
   tokens, begins = inputs
-  dtype = memory.dtype
   query, key, value, erased, rate, log_decay = (x.astype(dtype) for x in tokens)
   size = key.shape[0]
   lower = lower_triangle(size, dtype)
   strict = lower_triangle(size, dtype, offset=-1)
   total = matmul(lower, log_decay)
-  # Reads that erase come before the token's own decay.
-  rows = jnp.concatenate(
-    [erased * jnp.exp(matmul(strict, log_decay)), query * jnp.exp(total)]
+  before = matmul(strict, log_decay)
+  # All at once, lest a compiler works them out for each of their uses.
+  before, since_start, inverse, to_end = jnp.exp(
+    jnp.stack([before, total, -total, total[-1:] - total])
   )
-  written = jnp.concatenate([key, rate * erased])
-  inverse = jnp.exp(-total)
-  scores = matmul(rows, (written * jnp.concatenate([inverse, inverse])).T)
-  from_state = matmul(rows, memory.T)
-  memory = memory * jnp.exp(total[-1:])
-  to_end = jnp.exp(total[-1:] - total)
+  # Reads that erase come before the token's own decay.
+  rows = jnp.concatenate([erased * before, query * since_start])
+  written = jnp.concatenate([key * inverse, rate * erased * inverse])
+  scores = matmul(rows, written.T)
+  decay = since_start[-1]
   if begins is not None:
     document = matmul(lower, begins[:, None])
     same = (document == document.T).astype(dtype)
     lower, strict = lower * same, strict * same
     first = (document == 0).astype(dtype)
-    from_state = from_state * jnp.concatenate([first, first])
-    memory = memory * first[-1:]
+    rows = rows * jnp.concatenate([first, first])
+    decay = decay * first[-1]
     to_end = to_end * same[:, -1:]
-  found = from_state[:size] + matmul(strict * scores[:size, :size], value)
-  found = matmul(unit_lower_inverse(strict * scores[:size, size:]), found)
-  values = jnp.concatenate([value, -found])
-  reads = scores[size:] * jnp.concatenate([lower, lower], axis=1)
-  y = from_state[size:] + matmul(reads, values)
-  kept = written * jnp.concatenate([to_end, to_end])
-  memory = memory + matmul(values.T, kept)
-  return memory, y.astype(tokens.value.dtype)
+  return _erasing_chunk(
+    early=rows[:size],
+    query=rows[size:],
+    value=value,
+    finds=strict * scores[:size, :size],
+    lower=strict * scores[:size, size:],
+    reads=lower * scores[size:, :size],
+    rereads=lower * scores[size:, size:],
+    key=key * to_end,
+    replaced=rate * erased * to_end,
+    decay=decay,
+  )
 
 
-def _chunk(
-  memory: Float[Array, "V K"], tokens: _Tokens
-) -> tuple[Float[Array, "V K"], Float[Array, "C V"]]:
-  """One chunk of one row: the memory after it, and its read-outs."""
-  dtype = memory.dtype
+def _unbounded(tokens: _Tokens, dtype: DTypeLike) -> AffineChunk:
+  """One chunk of one row, with decays of any size."""
   query, key, value, erased, rate, log_decay = (x.astype(dtype) for x in tokens)
   replaced = rate * erased
 
@@ -221,16 +239,57 @@ def _chunk(
     jnp.stack([query, query, early, early]),
     jnp.stack([key, replaced, key, replaced]),
   )
-  found = matmul(erased * jnp.exp(shifted(prefix)), memory.T)
-  found = found + matmul(shifted(finds), value)
-  found = matmul(unit_lower_inverse(shifted(lower)), found)
-  y = matmul(query * jnp.exp(prefix), memory.T)
-  y = y + matmul(reads, value) - matmul(rereads, found)
   to_end = jnp.exp(suffix)
-  memory = memory * jnp.exp(total)
-  memory = memory + matmul(value.T, key * to_end)
-  memory = memory - matmul(found.T, replaced * to_end)
-  return memory, y.astype(tokens.value.dtype)
+  return _erasing_chunk(
+    early=erased * jnp.exp(shifted(prefix)),
+    query=query * jnp.exp(prefix),
+    value=value,
+    finds=shifted(finds),
+    lower=shifted(lower),
+    reads=reads,
+    rereads=rereads,
+    key=key * to_end,
+    replaced=replaced * to_end,
+    decay=jnp.exp(total[0]),
+  )
+
+
+def _erasing_chunk(
+  *,
+  early: Float[Array, "C K"],
+  query: Float[Array, "C K"],
+  value: Float[Array, "C V"],
+  finds: Float[Array, "C C"],
+  lower: Float[Array, "C C"],
+  reads: Float[Array, "C C"],
+  rereads: Float[Array, "C C"],
+  key: Float[Array, "C K"],
+  replaced: Float[Array, "C K"],
+  decay: Float[Array, "K"],
+) -> AffineChunk:
+  """A chunk that writes its values and takes `p_t = M_{t-1} c_t` away.
+
+  Args:
+    early, query: c and r as they ask the memory before the chunk.
+    value: v.
+    finds, lower: What c finds of each value, and of each p taken away.
+    reads, rereads: The same of r.
+    key, replaced: Where values and p stand at the end of the chunk.
+    decay: Of the memory, over the whole chunk.
+  """
+  solve = unit_lower_inverse(lower)
+  chunk = affine_delta_chunk(
+    query=query,
+    scores=rereads,
+    lookup=matmul(solve, early),
+    inserted=-matmul(solve, matmul(finds, value)),
+    key=replaced,
+    decay=decay,
+  )
+  return chunk._replace(
+    own=chunk.own + matmul(reads, value),
+    write=chunk.write + matmul(key.T, value),
+  )
 
 
 def _recurrent(

@@ -5,10 +5,12 @@ RetNet (a fixed, arXiv 2307.08621 Eq. 6) and Mamba-2 (a_t from the token, arXiv
 2405.21060 Eq. 2 and section 6, whose chunked algorithm this is).
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from atlas_jax.errors import UserError
@@ -19,6 +21,7 @@ from atlas_jax.memory.gates import (
   lower_triangle,
 )
 from atlas_jax.memory.numerics import matmul
+from atlas_jax.recurrences.affine import AffineChunk, apply_chunk
 from atlas_jax.recurrences.chunks import (
   check_chunk,
   check_shapes,
@@ -110,39 +113,48 @@ def scalar_decay(
   if log_decay is not None:
     log_decay = marked_decay(log_decay.astype(dtype), restart, valid)
     log_decay = log_decay.reshape(batch, length, groups, -1)
+  read = (key_width, width)
   by_group = value.reshape(batch, length, groups, -1, width)
-  state, y = scan_chunks(
-    _chunk,
-    state.reshape(batch, groups, -1, width, key_width),
+  by_row = jnp.swapaxes(state, 2, 3).reshape(batch, groups, -1, *read)
+  by_row, y = scan_chunks(
+    _apply,
+    by_row,
     _Tokens(query, key, by_group, log_decay),
     chunk,
+    prepare=partial(_prepare, dtype=dtype),
   )
-  return (
-    y.reshape(value.shape),
-    state.reshape(batch, heads, width, key_width),
-  )
+  state = jnp.swapaxes(by_row.reshape(batch, heads, *read), 2, 3)
+  return y.reshape(value.shape).astype(value.dtype), state
 
 
-def _chunk(
-  state: Float[Array, "R V K"], tokens: _Tokens
-) -> tuple[Float[Array, "R V K"], Float[Array, "C R V"]]:
-  """The tokens of a chunk in each other's and the state's sight."""
-  dtype = state.dtype
+def _apply(
+  memory: Float[Array, "R K V"], chunk: AffineChunk
+) -> tuple[Float[Array, "R K V"], Float[Array, "C R V"]]:
+  """`apply_chunk` for the R heads of a row."""
+  memory, y = jax.vmap(apply_chunk)(memory, chunk)
+  return memory, jnp.moveaxis(y, 0, 1)
+
+
+def _prepare(tokens: _Tokens, dtype: DTypeLike) -> AffineChunk:
+  """The tokens of a chunk in each other's sight, leaves [R, ...]."""
   query, key = tokens.query.astype(dtype), tokens.key.astype(dtype)
   value = jnp.moveaxis(tokens.value.astype(dtype), 1, 0)
-  size = query.shape[0]
-  seen = matmul(query[None], jnp.swapaxes(state, 1, 2))
+  heads, size = value.shape[:2]
   written = value
   if tokens.log_decay is None:
     decay = lower_triangle(size, dtype)[None]
+    query = jnp.broadcast_to(query[None], (heads, *query.shape))
+    total = jnp.ones((heads, 1), dtype)
   else:
     log_decay = tokens.log_decay.T
     decay = jax.vmap(decay_products)(log_decay)
-    start = jax.vmap(decay_from_start)(log_decay)
-    seen = start[..., None] * seen
-    state = start[:, -1][:, None, None] * state
+    start = jax.vmap(decay_from_start)(log_decay)[..., None]
     written = decay[:, -1][..., None] * value
-  scores = matmul(query, key.T)[None] * decay
-  y = matmul(scores, value) + seen
-  state = state + matmul(jnp.swapaxes(written, 1, 2), key[None])
-  return state, jnp.moveaxis(y, 0, 1).astype(tokens.value.dtype)
+    query, total = start * query[None], start[:, -1]
+  scores = matmul(tokens.query.astype(dtype), key.T)[None] * decay
+  return AffineChunk(
+    reads=query,
+    own=matmul(scores, value),
+    decay=total,
+    write=matmul(key.T[None], written),
+  )

@@ -15,18 +15,23 @@ from jaxtyping import Array, Float
 from atlas_jax.memory.gates import lower_triangle
 from atlas_jax.memory.numerics import matmul
 
+# Smaller matrices are multiplied element by element: a call of a matrix
+# product for each costs a CPU more than the numbers in it.
+_SMALLEST_MATMUL = 8
 
+
+@jax.custom_jvp
 def unit_lower_inverse(lower: Float[Array, "C C"]) -> Float[Array, "C C"]:
   """Inverse of `I + lower` by doubling blocks.
 
   With the inverses of two neighbouring blocks A and D on the diagonal, that of
   `[[A, 0], [B, D]]` has `-D^-1 B A^-1` in its corner. Each of the log2 C rounds
   is one batch of small products; all of them together cost 2/3 C^3
-  multiplications. (On a CPU half the time of LAPACK's batched triangular
-  solve, forward as well as backward.)
+  multiplications.
 
   Args:
-    lower: Strictly lower triangular; what stands elsewhere must be 0.
+    lower: Strictly lower triangular; what stands elsewhere must be 0, as must
+      its tangents.
   """
   size = lower.shape[-1]
   full = 1 << (size - 1).bit_length()
@@ -38,7 +43,7 @@ def unit_lower_inverse(lower: Float[Array, "C C"]) -> Float[Array, "C C"]:
     corners = lower.reshape(pairs, 2, block, pairs, 2, block)[:, 1, :, :, 0]
     corners = jnp.moveaxis(jnp.diagonal(corners, axis1=0, axis2=2), -1, 0)
     above, below = inverse[0::2], inverse[1::2]
-    corner = -matmul(below, matmul(corners, above))
+    corner = -_product(below, _product(corners, above))
     inverse = jnp.concatenate(
       [
         jnp.concatenate([above, jnp.zeros_like(above)], axis=2),
@@ -48,6 +53,22 @@ def unit_lower_inverse(lower: Float[Array, "C C"]) -> Float[Array, "C C"]:
     )
     block *= 2
   return inverse[0, :size, :size]
+
+
+@unit_lower_inverse.defjvp
+def _inverse_slope(
+  lowers: tuple[Array], slopes: tuple[Array]
+) -> tuple[Array, Array]:
+  """`dX = -X dL X`, in place of the slopes of every round."""
+  inverse = unit_lower_inverse(*lowers)
+  return inverse, -matmul(inverse, matmul(*slopes, inverse))
+
+
+def _product(a: Float[Array, "N C C"], b: Float[Array, "N C C"]) -> Array:
+  """`a @ b` of every pair."""
+  if a.shape[-1] < _SMALLEST_MATMUL:
+    return jnp.sum(a[..., None] * b[:, None], axis=2)
+  return matmul(a, b)
 
 
 @jax.custom_vjp

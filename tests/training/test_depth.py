@@ -56,6 +56,8 @@ def test_128_blocks_of_width_64_train(mixer, small_texts, tmp_path):
       "train.warmup": 4,
       "train.log_every": 1,
       "train.eval_every": STEPS,
+      # Eight simulated devices would wait for each other in every block.
+      "mesh.data": 1,
     },
   )
   losses = Losses()
