@@ -7,12 +7,15 @@ it: they are worked out for many chunks side by side, and what chunks have to
 wait for is one product of matrices each.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from atlas_jax.memory.numerics import matmul
+from atlas_jax.recurrences.chunks import scan_chunks
 
 
 class AffineChunk(NamedTuple):
@@ -42,6 +45,36 @@ def apply_chunk(
   if found.shape[0] > size:
     after = after - found[size:]
   return after, found[:size] + chunk.own
+
+
+def scan_affine(
+  state: Float[Array, "B H ... V K"],
+  tokens: Any,
+  chunk: int,
+  prepare: Callable[..., Any],
+  body: Callable[[Any, Any], tuple[Any, Array]] = apply_chunk,
+) -> tuple[Float[Array, "B T H ..."], Float[Array, "B H ... V K"]]:
+  """`scan_chunks` for states that are kept as [V, K].
+
+  Args:
+    state: Before the first token.
+    tokens: Leaves [B, T, H, ...].
+    chunk: Largest number of tokens in a chunk.
+    prepare: Takes tokens of a chunk and the state's type, by its name `dtype`,
+      to what `body` wants.
+    body: Takes the transposed state of one row past a prepared chunk.
+
+  Returns:
+    What is read, in the state's type, and the state after the last token.
+  """
+  memory, y = scan_chunks(
+    body,
+    jnp.swapaxes(state, -1, -2),
+    tokens,
+    chunk,
+    prepare=partial(prepare, dtype=state.dtype),
+  )
+  return y, jnp.swapaxes(memory, -1, -2)
 
 
 def affine_delta_chunk(

@@ -10,7 +10,6 @@ those from n to the middle, and both are at most 1. The exponents are sums of
 logs that are at most 0; nothing is subtracted.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -19,12 +18,11 @@ from jaxtyping import Array, Bool, Float
 
 from atlas_jax.memory import dispatch, state_dtype
 from atlas_jax.memory.numerics import matmul
-from atlas_jax.recurrences.affine import AffineChunk, apply_chunk
+from atlas_jax.recurrences.affine import AffineChunk, scan_affine
 from atlas_jax.recurrences.chunks import (
   check_chunk,
   check_shapes,
   marked_decay,
-  scan_chunks,
   without_padding,
 )
 from atlas_jax.recurrences.decay_reference import decay_reference
@@ -114,14 +112,8 @@ def channel_decay(
     )
   query, key, value = (without_padding(x, valid) for x in (query, key, value))
   tokens = _Tokens(query, key, value, marked_decay(log_decay, restart, valid))
-  memory, y = scan_chunks(
-    apply_chunk,
-    jnp.swapaxes(state, 2, 3),
-    tokens,
-    chunk,
-    prepare=partial(_prepare, dtype=dtype),
-  )
-  return y.astype(value.dtype), jnp.swapaxes(memory, 2, 3)
+  y, state = scan_affine(state, tokens, chunk, _prepare)
+  return y.astype(value.dtype), state
 
 
 def _prepare(tokens: _Tokens, dtype: DTypeLike) -> AffineChunk:

@@ -15,7 +15,6 @@ beside its key, `u_t = b_t (v_t - a_t M_{t-1} k_t)`, solves a triangular system
 matrices.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -33,13 +32,12 @@ from atlas_jax.memory.numerics import HIGHEST, matmul, safe_norm
 from atlas_jax.recurrences.affine import (
   AffineChunk,
   affine_delta_chunk,
-  apply_chunk,
+  scan_affine,
 )
 from atlas_jax.recurrences.chunks import (
   check_chunk,
   check_shapes,
   marked_decay,
-  scan_chunks,
   without_padding,
 )
 from atlas_jax.recurrences.tokens import scan_tokens
@@ -134,15 +132,11 @@ def delta_rule(
   if log_decay is not None:
     log_decay = marked_decay(log_decay, restart, valid)
   tokens = _Tokens(query, key, value, rate, log_decay)
-  per_head = rate.shape[-1] == 1
-  memory, y = scan_chunks(
-    apply_chunk if per_head else _apply_by_column,
-    jnp.swapaxes(state, 2, 3),
-    tokens,
-    chunk,
-    prepare=partial(_affine if per_head else _by_column, dtype=dtype),
-  )
-  return y.astype(value.dtype), jnp.swapaxes(memory, 2, 3)
+  if rate.shape[-1] == 1:
+    y, state = scan_affine(state, tokens, chunk, _affine)
+  else:
+    y, state = scan_affine(state, tokens, chunk, _by_column, _apply_by_column)
+  return y.astype(value.dtype), state
 
 
 def longhorn(

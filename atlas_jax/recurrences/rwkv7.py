@@ -20,9 +20,7 @@ of them. The exponents are then at most `chunk |bound|`, 19.4 for 32 tokens;
 float32 rounds them by 1e-6, and so the scores, relative to their size.
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,14 +34,13 @@ from atlas_jax.memory.numerics import HIGHEST, matmul
 from atlas_jax.recurrences.affine import (
   AffineChunk,
   affine_delta_chunk,
-  apply_chunk,
+  scan_affine,
 )
 from atlas_jax.recurrences.channel_decay import decayed_scores
 from atlas_jax.recurrences.chunks import (
   check_chunk,
   check_shapes,
   marked_decay,
-  scan_chunks,
   without_padding,
 )
 from atlas_jax.recurrences.tokens import scan_tokens
@@ -137,19 +134,6 @@ def rwkv7(
   )
   if resolve(implementation) == "reference":
     return _recurrent(tokens, state, restart, valid)
-
-  def run(
-    tokens: Any, prepare: Callable[..., AffineChunk]
-  ) -> tuple[Array, Array]:
-    memory, y = scan_chunks(
-      apply_chunk,
-      jnp.swapaxes(state, 2, 3),
-      tokens,
-      chunk,
-      prepare=partial(prepare, dtype=dtype),
-    )
-    return y.astype(value.dtype), jnp.swapaxes(memory, 2, 3)
-
   if lowest_decay is not None and -lowest_decay * chunk <= _LARGEST_EXPONENT:
     log_decay = jnp.maximum(tokens.log_decay, lowest_decay)
     tokens = tokens._replace(log_decay=log_decay)
@@ -158,7 +142,8 @@ def rwkv7(
       begins = jnp.broadcast_to(
         restart.astype(dtype)[..., None], (batch, length, heads)
       )
-    return run((tokens, begins), _bounded)
+    y, state = scan_affine(state, (tokens, begins), chunk, _bounded)
+    return y.astype(value.dtype), state
   log_decay = marked_decay(tokens.log_decay, restart, valid)
   tokens = tokens._replace(log_decay=log_decay)
   if restart is not None:
@@ -168,7 +153,8 @@ def rwkv7(
     tokens = tokens._replace(
       erased=jnp.where(begins, jnp.zeros_like(erased), tokens.erased)
     )
-  return run(tokens, _unbounded)
+  y, state = scan_affine(state, tokens, chunk, _unbounded)
+  return y.astype(value.dtype), state
 
 
 def _bounded(

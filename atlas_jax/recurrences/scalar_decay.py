@@ -5,7 +5,6 @@ RetNet (a fixed, arXiv 2307.08621 Eq. 6) and Mamba-2 (a_t from the token, arXiv
 2405.21060 Eq. 2 and section 6, whose chunked algorithm this is).
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -21,12 +20,11 @@ from atlas_jax.memory.gates import (
   lower_triangle,
 )
 from atlas_jax.memory.numerics import matmul
-from atlas_jax.recurrences.affine import AffineChunk, apply_chunk
+from atlas_jax.recurrences.affine import AffineChunk, apply_chunk, scan_affine
 from atlas_jax.recurrences.chunks import (
   check_chunk,
   check_shapes,
   marked_decay,
-  scan_chunks,
   without_padding,
 )
 from atlas_jax.recurrences.decay_reference import decay_reference
@@ -113,18 +111,18 @@ def scalar_decay(
   if log_decay is not None:
     log_decay = marked_decay(log_decay.astype(dtype), restart, valid)
     log_decay = log_decay.reshape(batch, length, groups, -1)
-  read = (key_width, width)
   by_group = value.reshape(batch, length, groups, -1, width)
-  by_row = jnp.swapaxes(state, 2, 3).reshape(batch, groups, -1, *read)
-  by_row, y = scan_chunks(
-    _apply,
-    by_row,
+  y, state = scan_affine(
+    state.reshape(batch, groups, -1, width, key_width),
     _Tokens(query, key, by_group, log_decay),
     chunk,
-    prepare=partial(_prepare, dtype=dtype),
+    _prepare,
+    _apply,
   )
-  state = jnp.swapaxes(by_row.reshape(batch, heads, *read), 2, 3)
-  return y.reshape(value.shape).astype(value.dtype), state
+  return (
+    y.reshape(value.shape).astype(value.dtype),
+    state.reshape(batch, heads, width, key_width),
+  )
 
 
 def _apply(
