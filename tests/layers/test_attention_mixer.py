@@ -28,8 +28,9 @@ KINDS = {
     {"buckets": 4, "rounds": 1, "qk_norm": True, "rope_base": 0.0},
   ),
 }
-# Some with the most parts; the others in `make test-full`.
-_SOME = ("transformer", "longformer", "reformer")
+# The contract over every name (tests/models) has one of each kind; these have
+# options that it has not. The others in `make test-full`.
+_SOME = ("transformer", "positionless")
 every_kind = pytest.mark.parametrize(
   "name",
   [
