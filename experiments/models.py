@@ -8,8 +8,12 @@ state of one row in one layer of the 24 of width 1,024 with 16 heads, computed
 from shapes, activations in bfloat16; where the state grows with the text it is
 that after 4,096 tokens. Costs of training are orders per row and layer: T
 tokens, D the width of the model, H heads, K and V the widths of keys and
-values, C the chunk, W the window. Written by
-`python -m experiments.models --write=docs/models.md`.
+values, C the chunk, W the window. Deep memories are bounded as docs/memory.md
+says; `--model.memory.bound=off` is the equation as written. Matrix memories
+have the model's heads, so that their states can be compared; most of their
+papers have fewer and wider ones: `--model.matrix.heads`. The memory inside
+`mac` has expansion 1 at 340M, as the projections alone nearly fill a block.
+Written by `python -m experiments.models --write=docs/models.md`.
 """
 
 from atlas_jax.models.registry import PATTERNS, REGISTRY

@@ -92,9 +92,13 @@ def arrange(
       outside jit only).
 
   Raises:
-    UserError: A shape is wrong, arguments contradict each other, or there are
-      more documents than `max_segments`.
+    UserError: There are no tokens, a shape is wrong, arguments contradict each
+      other, or there are more documents than `max_segments`.
   """
+  if batch < 1 or length < 1:
+    raise UserError(
+      f"{batch} rows of {length} tokens: give one row and one token or more"
+    )
   for name, given in (("mask", mask), ("segment_ids", segment_ids)):
     if given is not None and given.shape != (batch, length):
       raise UserError(f"{name} {given.shape} must be {(batch, length)}")

@@ -88,6 +88,10 @@ class Block(Mixer):
     """As of the mixer."""
     return self.mixer.resize(state, capacity)
 
+  def fresh_like(self, state: Any, batch: int) -> Any:
+    """As of the mixer."""
+    return self.mixer.fresh_like(state, batch)
+
   def carry_size(self, length: int) -> int:
     """As of the mixer."""
     return self.mixer.carry_size(length)
@@ -156,13 +160,17 @@ class Sequence(Mixer):
     return tuple(part.unprepare(own) for part, own in self._with(state))
 
   def capacity(self, state: Any) -> int | None:
-    """That of the growing states among the parts', which is one."""
+    """The smallest of the growing states among the parts'."""
     found = (part.capacity(own) for part, own in self._with(state))
-    return next((room for room in found if room is not None), None)
+    return min((room for room in found if room is not None), default=None)
 
   def resize(self, state: Any, capacity: int) -> Any:
     """As of each part."""
     return tuple(part.resize(own, capacity) for part, own in self._with(state))
+
+  def fresh_like(self, state: Any, batch: int) -> Any:
+    """As of each part."""
+    return tuple(part.fresh_like(own, batch) for part, own in self._with(state))
 
   def carry_size(self, length: int) -> int:
     """The largest of all parts'."""

@@ -16,9 +16,9 @@ class GroupNorm(nnx.Module):
   of numbers of any size fit: the largest is divided out first.
 
   Args:
-    shape: Groups and their width, which scale and bias cover; scale starts at
-      1 and bias at 0.
+    shape: Groups and their width, which scale and bias cover; bias starts at 0.
     epsilon: Added to the variance.
+    start: Of the scale.
     param_dtype: Type of scale and bias.
   """
 
@@ -27,10 +27,11 @@ class GroupNorm(nnx.Module):
     shape: tuple[int, int],
     *,
     epsilon: float,
+    start: float = 1.0,
     param_dtype: DTypeLike = jnp.float32,
   ):
     self.epsilon = epsilon
-    self.scale = nnx.Param(jnp.ones(shape, param_dtype))
+    self.scale = nnx.Param(jnp.full(shape, start, param_dtype))
     self.bias = nnx.Param(jnp.zeros(shape, param_dtype))
 
   def __call__(self, x: Float[Array, "B T H V"]) -> Float[Array, "B T H V"]:

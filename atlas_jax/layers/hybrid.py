@@ -83,6 +83,13 @@ class Hybrid(Mixer):
       self.memory.resize(state.memory, capacity),
     )
 
+  def fresh_like(self, state: HybridState, batch: int) -> HybridState:
+    """As of each part."""
+    return HybridState(
+      self.attention.fresh_like(state.attention, batch),
+      self.memory.fresh_like(state.memory, batch),
+    )
+
   def carry_size(self, length: int) -> int:
     """That of both parts."""
     return self.attention.carry_size(length) + self.memory.carry_size(length)

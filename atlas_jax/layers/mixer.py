@@ -178,6 +178,16 @@ class Mixer(nnx.Module):
     del capacity
     return state
 
+  def fresh_like(self, state: Any, batch: int) -> Any:
+    """The state of `batch` fresh rows with the room of another state.
+
+    Args:
+      state: As it is from a call; growing parts may have different rooms.
+      batch: Rows.
+    """
+    fresh, room = self.init_state(batch), self.capacity(state)
+    return fresh if room is None else self.resize(fresh, room)
+
   def carry_size(self, length: int) -> int:
     """Numbers per row kept from chunk to chunk for the backward pass.
 
@@ -193,10 +203,7 @@ class Mixer(nnx.Module):
     The state comes back as it is from a call, to be prepared anew for steps.
     """
     state = self.unprepare(state)
-    fresh = self.init_state(rows.shape[0])
-    room = self.capacity(state)
-    if room is not None:
-      fresh = self.resize(fresh, room)
+    fresh = self.fresh_like(state, rows.shape[0])
 
     def choose(new: Array, old: Array) -> Array:
       return jnp.where(rows.reshape(-1, *[1] * (new.ndim - 1)), new, old)
@@ -224,13 +231,8 @@ class Mixer(nnx.Module):
     if state is None:
       return
     state = self.unprepare(state)
-    room = self.capacity(state)
-
-    def make() -> Any:
-      fresh = self.init_state(batch)
-      return fresh if room is None else self.resize(fresh, room)
-
-    want = jax.tree_util.tree_leaves_with_path(jax.eval_shape(make))
+    fresh = jax.eval_shape(lambda: self.fresh_like(state, batch))
+    want = jax.tree_util.tree_leaves_with_path(fresh)
     have = jax.tree_util.tree_leaves_with_path(state)
     known = {path: leaf.shape for path, leaf in have}
     for path, leaf in want:

@@ -1,7 +1,9 @@
 """Attention to like tokens only, found by hashing (arXiv 2001.04451).
 
-One projection gives queries; keys are the same vectors at unit length. A token
-attends to all earlier tokens of its document that share its bucket in any
+One projection gives queries; keys are the same vectors at unit length, and the
+query's own length is the inverse temperature (as in the authors' code, whose
+keys of length sqrt(K) are divided by sqrt(K); the paper leaves that out). A
+token attends to all earlier tokens of its document that share its bucket in any
 round, and to itself only if there is none. The paper sorts tokens by bucket
 and cuts them into chunks, which changes with what follows; here nothing is cut,
 so that a sequence can be read in any parts and step by step.
@@ -44,7 +46,7 @@ class ReformerMixer(CachedMixer):
     hash_seed: Of the random rotations that make them.
     rope_base: Of the rotary embedding; 0: none, and no positions.
     qk_norm: Normalises the queries of every head before all else.
-    softmax_scale: Factor on q k; None: `K ** -0.5`.
+    softmax_scale: Factor on q k.
     qk_epsilon: Length below which a key is not stretched to length 1.
     norm_epsilon: Of the norm of queries.
     scale: Factor on all starting weights.
@@ -70,7 +72,7 @@ class ReformerMixer(CachedMixer):
     hash_seed: int = 0,
     rope_base: float = 10000.0,
     qk_norm: bool = False,
-    softmax_scale: float | None = None,
+    softmax_scale: float = 1.0,
     qk_epsilon: float = 1e-6,
     norm_epsilon: float = 1e-6,
     scale: float = 1.0,

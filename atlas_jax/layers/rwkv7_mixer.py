@@ -123,7 +123,7 @@ class RWKV7Mixer(Mixer):
     heads: Memories side by side, each of width dim / heads.
     decay_rank, rate_rank, gate_rank: Ranks of f_w, f_a and f_g; 0: the source's
       rule, `2.5 sqrt(dim)` (f_g: `5 sqrt(dim)`) to a multiple of 32.
-    norm_epsilon: Of the group norm, times the width of a head.
+    norm_epsilon: Of the group norm, times ten widths of a head.
     scale: Factor on the starting weights of the four projections.
     output_scale: Further factor on those of the output projection.
     dtype: Type of activations. Memories, decays and norms are at least float32.
@@ -195,7 +195,8 @@ class RWKV7Mixer(Mixer):
     self.bonus = nnx.Param(jnp.full((heads, self.width), -0.04, param_dtype))
     self.norm = GroupNorm(
       (heads, self.width),
-      epsilon=self.width * norm_epsilon,
+      epsilon=10 * self.width * norm_epsilon,
+      start=_DEPTH**0.7,
       param_dtype=param_dtype,
     )
 

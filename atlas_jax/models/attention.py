@@ -64,10 +64,13 @@ def _make_reformer(config: "ModelConfig", rngs: Source) -> Mixer:
 def _entry(name: str, **cells: str) -> Entry:
   """One line; all attention has the closed form of a kernel estimate."""
   make = functools.partial(make_attention, name=name)
+  options = tuple(f"attention.{option}" for option in _DEFAULTS[name])
+  if name == "reformer":
+    make, options = _make_reformer, (*options, "qk_epsilon")
   return Entry(
     family="attention",
-    make=_make_reformer if name == "reformer" else make,
-    options=tuple(f"attention.{option}" for option in _DEFAULTS[name]),
+    make=make,
+    options=options,
     objective="Σ_i s(k_i, q)‖v_i - y‖²",
     network="list of keys and values",
     optimizer="closed form",
@@ -105,11 +108,11 @@ ENTRIES: Mapping[str, Entry] = {
   ),
   "reformer": _entry(
     "reformer",
-    equation="as transformer with k = q/‖q‖, over i < t that share a bucket "
-    "of q in any round; i = t if there is none",
+    equation="as transformer with k = q/‖q‖ and no 1/√K, over i < t that "
+    "share a bucket of q in any round; i = t if there is none",
     retention="none",
     window="all of the same bucket",
-    state="2 T D",
+    state="2 T D + T H (rounds) buckets",
     cost="T² D (exact: no buckets are cut)",
     source="arXiv 2001.04451, Eq. 2-6",
   ),

@@ -13,6 +13,7 @@ from atlas_jax.errors import UserError
 from atlas_jax.layers.initial import Draws
 from atlas_jax.layers.mixer import Mixer
 from atlas_jax.models.attention_options import AttentionOptions
+from atlas_jax.models.entry import OF_SOME_MIXERS
 from atlas_jax.models.hybrid import memory_entry
 from atlas_jax.models.hybrid_options import HybridOptions
 from atlas_jax.models.kernel_options import KernelOptions
@@ -181,17 +182,25 @@ class ModelConfig:
     for name in mixers:
       if REGISTRY[name].family == "hybrid":
         read |= set(memory_entry(self).options)
+    given = [
+      name
+      for name in OF_SOME_MIXERS
+      if getattr(self, name) != getattr(type(self), name)
+    ]
     for spec in dataclasses.fields(self):
       value = getattr(self, spec.name)
-      if not dataclasses.is_dataclass(value) or spec.name in read:
-        continue
-      for option in dataclasses.fields(value):
-        unread = f"{spec.name}.{option.name}" not in read
-        if unread and getattr(value, option.name) is not None:
-          raise UserError(
-            f"model.{spec.name}.{option.name} is set, but "
-            f"{', '.join(mixers)} has no use for it: leave it out"
-          )
+      if dataclasses.is_dataclass(value) and spec.name not in read:
+        given += [
+          f"{spec.name}.{option.name}"
+          for option in dataclasses.fields(value)
+          if getattr(value, option.name) is not None
+        ]
+    for name in given:
+      if name not in read:
+        raise UserError(
+          f"model.{name} is set, but {', '.join(mixers)} has no use for it: "
+          "leave it out"
+        )
 
 
 def _make(config: ModelConfig, name: str) -> Mixer:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from atlas_jax.errors import UserError
 from atlas_jax.layers.initial import Source
 from atlas_jax.layers.memory_mixer import MemoryMixer
-from atlas_jax.models.entry import Entry, common
+from atlas_jax.memory import Memory
+from atlas_jax.models.entry import OF_SOME_MIXERS, Entry, common
 from atlas_jax.models.presets import MIXERS, override
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def make_memory_mixer(
       f"model.memory.key_width={narrow} must lie between 0 (as wide as keys) "
       f"and the width of a head, {config.head_width}"
     )
+  _check_gates(config, memory)
   return MemoryMixer(
     memory=memory,
     conv_width=config.conv_width,
@@ -40,6 +42,21 @@ def make_memory_mixer(
   )
 
 
+def _check_gates(config: "ModelConfig", memory: Memory) -> None:
+  """Refuses starting values of gates that this memory has not."""
+  absent = {
+    "decay_start": not memory.retention.groups,
+    "momentum_start": not memory.has_momentum,
+    "rate_max": memory.steps_once,
+    "rate_start": memory.steps_once,
+  }
+  for name, unread in absent.items():
+    if unread and getattr(config, name) != getattr(type(config), name):
+      raise UserError(
+        f"model.{name} is set, but this memory has no such gate: leave it out"
+      )
+
+
 def _entry(
   name: str,
   equation: str,
@@ -52,11 +69,11 @@ def _entry(
   return Entry(
     family="deep",
     make=lambda config, rngs: make_memory_mixer(config, rngs, name),
-    options=("memory",),
+    options=("memory", *OF_SOME_MIXERS),
     equation=equation,
     objective=_words(memory.objective),
-    network=_words(memory.network),
-    optimizer=_words(memory.optimizer),
+    network=f"{_words(memory.network)} over {_words(memory.features)}",
+    optimizer=_words(memory.optimizer, "every"),
     retention=_words(memory.retention),
     window=f"{memory.window} token{'s' if memory.window > 1 else ''}",
     state=f"{weights} x H x memory + {memory.chunk - 1} pending tokens",
@@ -65,12 +82,18 @@ def _entry(
   )
 
 
-def _words(part: object) -> str:
-  """A part of a memory with the fields that differ from its defaults."""
+def _words(part: object, *always: str) -> str:
+  """A part of a memory with the fields that differ from its defaults.
+
+  Args:
+    part: A frozen dataclass.
+    always: Fields that are named also where they do not differ.
+  """
   changed = [
     f"{spec.name}={getattr(part, spec.name)}"
     for spec in dataclasses.fields(part)  # pyright: ignore[reportArgumentType]
-    if spec.init and getattr(part, spec.name) != spec.default
+    if spec.init
+    and (spec.name in always or getattr(part, spec.name) != spec.default)
   ]
   name = type(part).__name__
   return f"{name}({', '.join(changed)})" if changed else name
@@ -147,7 +170,8 @@ ENTRIES: Mapping[str, Entry] = {
   "lact": _entry(
     "lact",
     "S = θ S + Σ_chunk η_i ∇(-⟨M(k_i), v_i⟩); W = rows of W - NS(S) at their "
-    "first norm; read before the chunk's write",
+    "first norm; read before the chunk's write. Without the window attention "
+    "that its authors add: see pattern=lact,swa",
     "arXiv 2505.23884, section 3",
     cost="T memory + T / chunk NS",
   ),

@@ -13,6 +13,19 @@ if TYPE_CHECKING:
   from atlas_jax.models.config import ModelConfig
 
 
+# Fields of `ModelConfig` itself that only some mixers read.
+OF_SOME_MIXERS = (
+  "conv_width",
+  "decay_start",
+  "momentum_start",
+  "rate_max",
+  "rate_start",
+  "token_gate",
+  "qk_epsilon",
+  "form",
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
   """One mixer of the registry, and its line of docs/models.md.
@@ -21,9 +34,9 @@ class Entry:
     family: Section of the table.
     make: Makes the mixer of one block from a configuration and the source of
       its starting weights.
-    options: What it reads of the configuration's branches: a branch
-      ("memory"), or fields of one ("attention.window"). Setting another field
-      is an error.
+    options: What it reads of the configuration besides what all read: a branch
+      ("memory"), fields of one ("attention.window"), or those of
+      `OF_SOME_MIXERS`. Setting another field is an error.
     equation: What it computes, in plain text.
     objective, network, optimizer, retention, window: What is minimised, by
       which architecture, how, what decays, over how many tokens.

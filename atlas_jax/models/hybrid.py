@@ -141,7 +141,8 @@ ENTRIES: Mapping[str, Entry] = {
     _make_context,
     (*_WHOLE, "hybrid.segment"),
     equation="y = attention([p; M_segment(q); x]); "
-    "o_t = RMSNorm(y_t) ⊙ SiLU(RMSNorm(M_t(y_t)))",
+    "o_t = RMSNorm(y_t) ⊙ SiLU(RMSNorm(M_t(y_t))); M deep, "
+    "linear_attention, gla, mamba2, deltanet or gated_deltanet",
     window=f"segments of {_SEGMENT} tokens",
     state="the memory's and (segment - 1) D",
     cost="the memory's + T segment D",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from atlas_jax.attention.exponential_config import ExponentialMemory
+from atlas_jax.errors import UserError
 from atlas_jax.layers.deep_transformer_mixer import deep_transformer
 from atlas_jax.layers.exponential_memory_mixer import (
   DOT,
@@ -30,9 +31,17 @@ _DEEP = (
 )
 _ATTENTION = ("kv_heads", "rope_base", "qk_norm")
 _MEMORY = ("normalised", "expansion", "window", "chunk")
+_SHARED = ("conv_width", "qk_epsilon")
 
 
 def _make_deep_transformer(config: "ModelConfig", rngs: Source) -> Mixer:
+  if config.kernel.lam == 0 and not config.kernel.learn_lam:
+    for name in ("chunk", "expansion"):
+      if getattr(config.kernel, name) is not None:
+        raise UserError(
+          f"model.kernel.{name} is set, but lam=0 leaves the deep part away: "
+          "leave it out"
+        )
   options = _without_zero_chunk(given(config.kernel, _DEEP))
   options |= given(config.attention, _ATTENTION)
   return deep_transformer(rngs=rngs, **options, **common(config))
@@ -44,8 +53,7 @@ def _make_memory(
   changes = _without_zero_chunk(given(config.kernel, _MEMORY))
   return ExponentialMemoryMixer(
     memory=dataclasses.replace(memory, **changes),
-    conv_width=config.conv_width,
-    qk_epsilon=config.qk_epsilon,
+    **{name: getattr(config, name) for name in _SHARED},
     rngs=rngs,
     **given(config.kernel, ("temperature",)),
     **common(config),
@@ -71,8 +79,10 @@ ENTRIES: Mapping[str, Entry] = {
     family="kernel",
     make=_make_deep_transformer,
     options=_branches(_DEEP, _ATTENTION),
-    equation="M_t = α_t M_(t-1) + η_t ∇⟨M(φ*(k_t)), v_t⟩; "
-    "y_t = (1 - λ) softmax attention + λ M_t(q_t)",
+    equation="y_t = (1 - λ) Σ_i p_i v_i + λ (q_t + W_t σ(z_0 + Σ_i p_i g_i)), "
+    "p = softmax(q_t·k_i + log C_ti), C the decayed rates; g_i what the "
+    "gradient of ⟨M(φ*(k_i)), v_i⟩ adds to z at the starting weights (with "
+    "kernel.chunk: at the chunk's start); λ = 1. Not normalised by flag",
     objective="DotProduct",
     network="MLP over exponential features",
     optimizer="GradientDescent",
@@ -85,8 +95,9 @@ ENTRIES: Mapping[str, Entry] = {
   "swdt": Entry(
     family="kernel",
     make=functools.partial(_make_memory, memory=SWDT),
-    options=_branches((*_MEMORY, "temperature")),
-    equation="M_t = α_t M_(t-1) + η_t Σ_window γ_i ∇⟨M(φ*(k_i)), v_i⟩",
+    options=(*_branches((*_MEMORY, "temperature")), *_SHARED),
+    equation="as deep_transformer, with λ = 1, C of M_t = α_t M_(t-1) + η_t "
+    "Σ_window γ_i ∇⟨M(φ*(k_i)), v_i⟩, gradients at the chunk's start",
     objective="DotProduct",
     network="MLP over exponential features",
     optimizer="GradientDescent",
@@ -99,8 +110,9 @@ ENTRIES: Mapping[str, Entry] = {
   "dot": Entry(
     family="kernel",
     make=functools.partial(_make_memory, memory=DOT),
-    options=_branches((*_MEMORY, "temperature")),
-    equation="M_t = α_t M_(t-1) - η_t Σ_window γ_i ∇‖M(φ*(k_i)) - v_i‖²",
+    options=(*_branches((*_MEMORY, "temperature")), *_SHARED),
+    equation="as swdt, with M_t = α_t M_(t-1) - η_t Σ_window γ_i "
+    "∇‖M(φ*(k_i)) - v_i‖²",
     objective="L2",
     network="MLP over exponential features",
     optimizer="GradientDescent",

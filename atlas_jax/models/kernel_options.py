@@ -27,7 +27,8 @@ class KernelOptions:
   )
   temperature: float | None = field(
     None,
-    "Bound of the factor on the product of query and key of length 1; 0: none.",
+    "Bound of the factor on the product of query and key of length 1; 0: "
+    "none (deep_transformer).",
   )
   expansion: float | None = field(
     None, "Hidden width of the memory, as a multiple of the head width."

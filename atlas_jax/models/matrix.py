@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def _entry(
   mixer: Callable[..., Mixer],
   *,
+  heads: int | None = None,
   options: tuple[str, ...] = (),
   shared: tuple[str, ...] = (),
   objective: str,
@@ -32,6 +33,7 @@ def _entry(
 
   Args:
     mixer: The layer.
+    heads: Its own number of heads; None: that of the model.
     options: Fields of `MatrixOptions` that it takes.
     shared: Fields of `ModelConfig` that it takes, besides those all mixers do.
     objective, optimizer, cells: See `Entry`.
@@ -39,13 +41,15 @@ def _entry(
 
   def make(config: "ModelConfig", rngs: Source) -> Mixer:
     arguments = {name: getattr(config, name) for name in shared}
-    arguments |= given(config.matrix, options)
-    return mixer(rngs=rngs, **arguments, **common(config))
+    arguments |= common(config)
+    if heads is not None:
+      arguments["heads"] = heads
+    return mixer(rngs=rngs, **arguments | given(config.matrix, options))
 
   return Entry(
     family="matrix",
     make=make,
-    options=tuple(f"matrix.{name}" for name in options),
+    options=(*(f"matrix.{name}" for name in options), *shared),
     objective=objective,
     network="matrix",
     optimizer=optimizer,
@@ -61,17 +65,19 @@ _CONVOLVED = ("conv_width", "qk_epsilon")
 ENTRIES: Mapping[str, Entry] = {
   "linear_attention": _entry(
     LinearAttentionMixer,
-    options=("normalised",),
-    equation="M_t = M_(t-1) + v_t k_tᵀ; y_t = M_t q_t",
+    options=("heads", "normalised"),
+    equation="M_t = M_(t-1) + v_t k_tᵀ; y_t = RMSNorm(M_t q_t / √K). "
+    "With normalised: y_t = M_t φ(q_t) / z_t·φ(q_t), φ = elu + 1, "
+    "z_t = z_(t-1) + φ(k_t)",
     objective=_DOT,
     retention="none",
     state="H K V",
     cost="T D (C + K)",
-    source="arXiv 2006.16236, Eq. 18-20",
+    source="arXiv 2006.16236, Eq. 18-20; a norm in place of z: 2210.10340",
   ),
   "retnet": _entry(
     RetNetMixer,
-    options=("expand_value", "rope_base"),
+    options=("heads", "expand_value", "rope_base"),
     equation="M_t = (1 - 2^(-5-h)) M_(t-1) + v_t k_tᵀ",
     objective=_DOT,
     retention="fixed scalar per head",
@@ -81,7 +87,7 @@ ENTRIES: Mapping[str, Entry] = {
   ),
   "gla": _entry(
     GLAMixer,
-    options=("expand_key", "expand_value", "gate_rank"),
+    options=("heads", "expand_key", "expand_value", "gate_rank"),
     equation="M_t = M_(t-1) Diag(α_t) + v_t k_tᵀ",
     objective=_DOT,
     retention="per key channel",
@@ -102,7 +108,7 @@ ENTRIES: Mapping[str, Entry] = {
   ),
   "deltanet": _entry(
     DeltaNetMixer,
-    options=("expand_key", "expand_value", "gated"),
+    options=("heads", "expand_key", "expand_value", "gated"),
     shared=_CONVOLVED,
     equation="M_t = M_(t-1) (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ",
     objective=_L2,
@@ -113,10 +119,11 @@ ENTRIES: Mapping[str, Entry] = {
   ),
   "gated_deltanet": _entry(
     GatedDeltaNetMixer,
-    options=("expand_key", "expand_value", "gated"),
+    options=("heads", "expand_key", "expand_value", "gated"),
     shared=_CONVOLVED,
     equation="M_t = α_t M_(t-1) (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ",
     objective=_L2,
+    optimizer="GD at α_t M_(t-1)",
     retention="scalar per head",
     state="H K V + 3 (widths of q, k, v)",
     cost="T D (C + K)",
@@ -124,7 +131,8 @@ ENTRIES: Mapping[str, Entry] = {
   ),
   "longhorn": _entry(
     LonghornMixer,
-    options=("expand", "state_width"),
+    heads=1,
+    options=("heads", "expand", "state_width"),
     shared=("conv_width",),
     equation="M_t = M_(t-1) - δ_t ⊙ (M_(t-1) k_t - v_t) k_tᵀ, "
     "δ = β / (1 + β k·k)",
@@ -137,7 +145,7 @@ ENTRIES: Mapping[str, Entry] = {
   ),
   "rwkv7": _entry(
     RWKV7Mixer,
-    options=("decay_rank", "rate_rank", "gate_rank"),
+    options=("heads", "decay_rank", "rate_rank", "gate_rank"),
     equation="M_t = M_(t-1) (Diag(w_t) - κ_t (a_t ⊙ κ_t)ᵀ) + v_t k̃_tᵀ",
     objective=_L2,
     retention="per key channel",
@@ -147,7 +155,7 @@ ENTRIES: Mapping[str, Entry] = {
   ),
   "mesa": _entry(
     MesaMixer,
-    options=("gated",),
+    options=("heads", "gated"),
     shared=_CONVOLVED,
     equation="G_t = α_t G_(t-1) + β_t k_t k_tᵀ; "
     "H_t = α_t H_(t-1) + β_t v_t k_tᵀ; y_t = H_t (G_t + Λ)^(-1) q_t",

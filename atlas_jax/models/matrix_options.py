@@ -13,6 +13,11 @@ class MatrixOptions:
   mixer has no use for is an error.
   """
 
+  heads: int | None = field(
+    None,
+    "Memories side by side, each with queries and keys of its own; longhorn "
+    "has 1, the others model.heads.",
+  )
   normalised: bool | None = field(
     None, "Divide by the sum of weights, with features elu(x) + 1."
   )

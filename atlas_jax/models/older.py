@@ -51,7 +51,7 @@ ENTRIES: Mapping[str, Entry] = {
     window="1 token",
     state="D",
     cost="T D², token by token",
-    source="arXiv 1406.1078, Eq. 5-8",
+    source="arXiv 1406.1078, Eq. 5-8, but r_t on U h_(t-1), as in Flax",
   ),
   "hyena": Entry(
     family="older",

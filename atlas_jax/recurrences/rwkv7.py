@@ -134,6 +134,8 @@ def rwkv7(
   )
   if resolve(implementation) == "reference":
     return _recurrent(tokens, state, restart, valid)
+  if restart is not None and valid is not None:
+    restart &= valid
   if lowest_decay is not None and -lowest_decay * chunk <= _LARGEST_EXPONENT:
     log_decay = jnp.maximum(tokens.log_decay, lowest_decay)
     tokens = tokens._replace(log_decay=log_decay)

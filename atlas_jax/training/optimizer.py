@@ -21,7 +21,7 @@ from atlas_jax.training.paths import is_stacked, path_name
 # a deep memory.
 _NEVER_DECAYED = re.compile(
   r"(^|/)(bias|scale|offset|gates|decay|rate|bonus|ridge|persistent|start"
-  r"|filter|memory/features)(/|$)"
+  r"|filter|gate/down|gate/up|memory/features)(/|$)"
 )
 
 

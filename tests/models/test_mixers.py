@@ -268,3 +268,6 @@ def test_what_would_give_other_numbers_is_refused(name):
     mixer(inputs(4)[..., :8])
   with pytest.raises(UserError, match="does not belong to this layer"):
     mixer(inputs(4), state=mixer.init_state(BATCH + 1))
+  for x in (inputs(4)[:, :0], inputs(4)[:0]):
+    with pytest.raises(UserError, match="give one row and one token or more"):
+      mixer(x, state=mixer.init_state(x.shape[0]))

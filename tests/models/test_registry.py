@@ -62,6 +62,15 @@ def test_a_match_that_cannot_be_is_said():
     ({"mixer": "samba", "layers": 3}, "multiple of the 2 mixers"),
     ({"mixer": "transformer", "attention.kv_heads": 3}, "do not divide"),
     ({"mixer": "reformer", "attention.buckets": 3}, "even number"),
+    ({"mixer": "gla", "token_gate": True}, "token_gate is set, but gla"),
+    ({"mixer": "swdt", "decay_start": 0.5}, "decay_start is set, but swdt"),
+    ({"mixer": "gla", "conv_width": 2}, "conv_width is set, but gla"),
+    ({"mixer": "lstm", "form": "associative"}, "form is set, but lstm"),
+    ({"mixer": "mamba2", "matrix.heads": 2}, "heads is set, but mamba2"),
+    ({"mixer": "dla", "momentum_start": 0.5}, "momentum_start is set"),
+    ({"mixer": "lact", "rate_start": 0.5}, "rate_start is set"),
+    ({"mixer": "deep_transformer", "kernel.lam": 0.0, "kernel.chunk": 4},
+     "lam=0 leaves the deep part away"),
     ({"mixer": "dot", "kernel.normalised": False, "kernel.temperature": 9.0},
      "temperature"),
   ],
@@ -71,6 +80,18 @@ def test_what_does_not_fit_is_refused(changes, message):
   with pytest.raises(UserError, match=message) as caught:
     config.validate()
   assert "\n" not in str(caught.value)
+
+
+def test_options_reach_the_mixers_that_have_them():
+  changes = {"mixer": "deltanet", "conv_width": 3, "matrix.heads": 1}
+  config = configs.replace(models.ModelConfig(), changes)
+  config.validate()
+  mixer = models.abstract(config, VOCAB).blocks.mixer
+  assert mixer.heads == 1
+  assert mixer.convolutions.by_name["key"].kernel.shape[-2] == 3
+  # Of the paper's layer, whatever the model's heads are.
+  longhorn = models.abstract(models.ModelConfig(mixer="longhorn"), VOCAB)
+  assert longhorn.blocks.mixer.heads == 1
 
 
 def test_an_option_may_be_of_one_mixer_of_a_pattern():
@@ -109,6 +130,33 @@ def test_a_stack_of_several_mixers_keeps_the_contract():
     parts.append(logits[:, None])
   assert_close(jnp.concatenate(parts, axis=1), whole.logits, 1e-4)
   assert model.capacity(whole.state) == 19
+
+
+def test_states_that_grow_in_different_steps_have_the_room_of_the_smaller():
+  config = models.ModelConfig(
+    pattern=("dot", "transformer"),
+    dim=16,
+    layers=2,
+    heads=2,
+    mlp_hidden=16,
+    kernel=models.KernelOptions(chunk=6, window=2),
+  )
+  model, ids = models.build(config, VOCAB), tokens()
+  call = jit(lambda model, ids, state: model(ids, state=state))
+  step = jit(lambda model, ids, state: model.step(ids, state))
+  whole = call(model, ids, None)
+  state = model.resize(call(model, ids[:, :14], None).state, 16)
+  assert model.capacity(state) == 16
+  for t in (14, 15):
+    logits, state = step(model, ids[:, t], state)
+    assert_close(logits, whole.logits[:, t], 1e-4)
+  rows = jnp.array([True, False])
+  again = model.reset(state, rows)
+  assert model.capacity(again) == 16
+  logits = call(model, ids[:, :3], again).logits
+  assert_close(logits[0], whole.logits[0, :3], 1e-4)
+  logits = call(model, ids[:, 16:], model.unprepare(state)).logits
+  assert_close(logits, whole.logits[:, 16:], 1e-4)
 
 
 def test_a_stack_trains_all_its_parameters():

@@ -63,6 +63,15 @@ def test_only_matrices_decay_and_no_gate_or_memory(mixer):
   assert decayed == kernels | {"embedding"}
 
 
+def test_low_rank_maps_of_rwkv7_are_not_decayed():
+  config = models.ModelConfig(mixer="rwkv7", dim=32, layers=2, heads=2)
+  _, params = split_model(models.abstract(config, 257))
+  mask = decay_mask(params)["blocks"]["mixer"]
+  assert mask["query"]["kernel"]
+  for branch in (mask["decay"], mask["rate"], mask["gate"]):
+    assert not any(jax.tree.leaves(branch))
+
+
 def test_a_memory_beside_attention_decays_as_one_alone():
   config = models.ModelConfig(mixer="mag", dim=32, layers=2, heads=2)
   _, params = split_model(models.abstract(config, 257))
