@@ -1,7 +1,8 @@
 # The commands of the project. Each makes the environment it needs first.
 #   make demo         train the demo model on real text and show the result
 #   make test         the tests
-#   make test-full    the tests with the large grid of lengths and dtypes
+#   make test-full    the large grid of lengths, dtypes and depths, in shards of
+#                     less than an hour each; one: make test-full-models
 #   make test-core    the tests of the core, for a further Python
 #   make lint         ruff and pyright; make -k lint: all three to the end
 #   make bench        the benchmark of the memory layer
@@ -18,6 +19,13 @@ CORE = tests/memory tests/recurrences tests/attention tests/layers \
   tests/models tests/training/test_checkpoint.py tests/test_config.py \
   tests/experiments tests/packaging
 
+# The tests marked full, by shard.
+SHARDS = memory models depth rest
+FULL_memory = tests/memory
+FULL_models = tests/models
+FULL_depth = tests/training/test_depth.py
+FULL_rest = tests $(foreach shard,memory models depth,--ignore=$(FULL_$(shard)))
+
 .PHONY: demo test test-full test-core lint lint-rules lint-format lint-types \
   bench constraints venv clean
 
@@ -27,8 +35,10 @@ demo: venv
 test: venv
 	$(PYTEST)
 
-test-full: venv
-	$(PYTEST) --full
+test-full: $(SHARDS:%=test-full-%)
+
+test-full-%: venv
+	$(PYTEST) --full -m full $(FULL_$*)
 
 test-core: venv
 	$(PYTEST) $(CORE)
