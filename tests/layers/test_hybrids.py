@@ -160,6 +160,72 @@ def test_a_context_in_float64_is_its_definition(memory):
     assert_close(found, expected, 1e-8)
 
 
+def test_a_context_is_attention_to_what_is_known_of_the_past():
+  """Segment by segment, query by query, after Titans (arXiv 2501.00663)."""
+  mixer, x, width = context(), inputs(), DIM // HEADS
+  attention, recall = mixer.attention, mixer.recall
+  heads = lambda y: y.reshape(*y.shape[:-1], -1, width)
+  kernel = lambda layer: np.asarray(layer.kernel[...], np.float64)
+  silu = lambda y: y / (1 + np.exp(-y))
+
+  def turned(y, place):
+    half, angle = width // 2, place * 10000.0 ** -np.arange(0, 1, 2 / width)
+    pair = (y[..., :half] + 1j * y[..., half:]) * np.exp(1j * angle)
+    return np.concatenate([pair.real, pair.imag], axis=-1)
+
+  def asked(token, weights):
+    """What the memory at the segment's start answers to a token."""
+    q = heads(silu(token @ kernel(recall.query)))
+    q = q / np.linalg.norm(q, axis=-1, keepdims=True)
+    z = np.einsum("hnk,hk->hn", weights["in"], q)
+    z = z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))) / 2
+    y = q + np.einsum("hvn,hn->hv", weights["out"], z)
+    return rms_norm(y, recall.norm.scale[...]).ravel()
+
+  def row_of(text, before):
+    outputs = []
+    for start in range(0, len(text), SEGMENT):
+      tokens = text[start : start + SEGMENT]
+      weights = jax.tree.map(
+        lambda w: np.asarray(w[0], np.float64), before.memory.weights
+      )
+      retrieved = [asked(token, weights) for token in tokens]
+      ys = []
+      for i, token in enumerate(tokens):
+        seen = [(row, None) for row in np.asarray(attention.persistent[...])]
+        seen += [(retrieved[j], j) for j in range(i + 1)]
+        seen += [(tokens[j], j) for j in range(i + 1)]
+        query = turned(heads(token @ kernel(attention.query)), i)
+        keys = [
+          key if place is None else turned(key, place)
+          for key, place in (
+            (heads(y @ kernel(attention.key)), place) for y, place in seen
+          )
+        ]
+        keys = np.repeat(np.stack(keys), HEADS, axis=1)
+        values = np.stack([heads(y @ kernel(attention.value)) for y, _ in seen])
+        scores = np.einsum("hk,shk->hs", query, keys) / np.sqrt(width)
+        share = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        share = share / share.sum(axis=-1, keepdims=True)
+        read = np.einsum("hs,shk->hk", share, np.repeat(values, HEADS, axis=1))
+        ys.append(read.ravel() @ kernel(attention.output))
+      # Written token by token; the running state is read.
+      y = np.stack(ys)
+      out = call(mixer.memory, jnp.asarray(y, jnp.float32)[None], before)
+      before = out.state
+      product = mixer.product
+      gate = silu(rms_norm(out.y[0], product.gate_norm.scale[...]))
+      gated = rms_norm(y, product.branch_norm.scale[...]) * gate
+      outputs.append(gated @ kernel(product.output))
+    return np.concatenate(outputs)
+
+  y = call(mixer, x).y
+  for row in range(2):
+    text = np.asarray(x[row], np.float64)
+    expected = row_of(text, mixer.memory.init_state(1))
+    assert_close(y[row], expected, 1e-5)
+
+
 def test_the_memory_is_asked_as_it_was_when_the_segment_began():
   mixer, x = context(), inputs()
   start = mixer.init_state(2)

@@ -88,6 +88,16 @@ def test_the_powers_of_moneta_are_three_and_four():
   assert (moneta.objective.power, moneta.retention.power) == (3, 4)
 
 
+def test_an_atlas_without_its_additions_is_titans():
+  """`c = 1`, momentum in place of Muon and no lift (2505.23735, section 5)."""
+  less = models.MemoryOptions(
+    features="identity", optimizer="momentum", window=1, key_width=0
+  )
+  assert override(MIXERS["atlas"], less) == MIXERS["titans"]
+  less = dataclasses.replace(less, optimizer="gd")
+  assert override(MIXERS["omeganet"], less) == MIXERS["titans_nomom"]
+
+
 def test_without_options_a_memory_is_its_mixers():
   for name, value in MIXERS.items():
     assert memory(name) == value
