@@ -28,6 +28,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
+import jax
 from absl import app, flags, logging
 
 from atlas_jax import config as config_lib
@@ -193,6 +194,12 @@ def _guarded(main: Callable[[], Any], argv: list[str]) -> Any:
   except BrokenPipeError:
     _drop_output()
     sys.exit(0)
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    _fail(
+      f"out of memory: {error}; take a smaller model, batch, window or length"
+    )
   except OSError as error:
     if error.errno != errno.ENOSPC:
       raise

@@ -56,8 +56,9 @@ def check_window(window: int, chunk: int) -> None:
     near = [size for size in (window // chunk * chunk,) if size]
     near.append((window // chunk + 1) * chunk)
     raise UserError(
-      f"data.window={window} is not a multiple of the memory's chunk {chunk}; "
-      f"use {' or '.join(map(str, near))}"
+      f"data.window={window} is not a multiple of {chunk}, where documents may "
+      "begin (a multiple of data.align and of all chunks and segments of the "
+      f"model): use {' or '.join(map(str, near))}, or change those"
     )
 
 

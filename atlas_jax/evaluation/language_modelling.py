@@ -119,6 +119,12 @@ def evaluate(
     )
   total = sum(item.stop - item.start for item in items)
   longest = max(item.stop - item.start for item in items)
+  if model.longest is not None and longest > model.longest:
+    raise UserError(
+      f"a text is read for {longest} tokens, but this model was made for "
+      f"{model.longest}: give shorter texts, or train a model with a larger "
+      "model.hyena.max_length"
+    )
   rows = min(batch, len(items))
   segment = min(window, longest)
   by_position = ByPosition(len(documents), longest)

@@ -14,7 +14,7 @@ state per row and one segment of a prompt. (The state of attention grows.)
 
 import collections
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -107,6 +107,7 @@ class Generator:
     self._program = make_program(self._graph)
     self._tokenizer = tokenizer
     self._buckets = tuple(buckets)
+    self._longest = model.longest
 
   def read(
     self, prompts: Sequence[str], after: Context | None = None
@@ -146,6 +147,7 @@ class Generator:
       for row, length in enumerate(lengths.tolist()):
         tokens[row, :length] = ids[row][begin : begin + length]
       held += longest
+      self._check_length(held)
       if room is not None and held > room:
         room = room_for(held, room)
         context = self._program.resize(self._params, context, room)
@@ -153,6 +155,15 @@ class Generator:
         self._params, context, jnp.asarray(tokens), jnp.asarray(lengths)
       )
     return self._program.prepare(self._params, context)
+
+  def _check_length(self, held: int) -> None:
+    """Refuses a text that is longer than the model can read."""
+    if self._longest is not None and held > self._longest:
+      raise UserError(
+        f"a text has more than the {self._longest} tokens that this model was "
+        "made for: shorten it, draw fewer tokens, or train a model with a "
+        "larger model.hyena.max_length"
+      )
 
   def stream(
     self,
@@ -194,6 +205,7 @@ class Generator:
       settings,
       [_Row(self._tokenizer, max_tokens, stop) for _ in range(rows)],
       self._tokenizer.end_of_text,
+      self._check_length,
     )
 
   def generate(
@@ -226,6 +238,7 @@ class Stream(Iterator[Piece]):
     settings: Controls,
     rows: list["_Row"],
     end_of_text: int,
+    check_length: Callable[[int], None],
   ):
     self._program = program
     self._params = params
@@ -233,6 +246,7 @@ class Stream(Iterator[Piece]):
     self._settings = settings
     self._rows = rows
     self._end_of_text = jnp.asarray(end_of_text, jnp.int32)
+    self._check_length = check_length
     self._active = jnp.ones((len(rows),), bool)
     self._held = int(np.max(np.asarray(context.length)))
     self._room = program.capacity(params, context)
@@ -277,6 +291,8 @@ class Stream(Iterator[Piece]):
     for number, (row, token) in enumerate(zip(self._rows, drawn, strict=True)):
       if row.ended:
         continue
+      if token == NOT_FINITE:
+        self._check_length(self._held)
       text, end = row.push(token)
       ended = ended or end is not None
       if text or end:

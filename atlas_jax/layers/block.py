@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from atlas_jax.layers.arrangement import Arrangement
-from atlas_jax.layers.mixer import Mixer, MixerOutput
+from atlas_jax.layers.mixer import Mixer, MixerOutput, shortest
 from atlas_jax.layers.rms_norm import RMSNorm
 
 
@@ -37,6 +37,7 @@ class Block(Mixer):
   ):
     self.dim = dim
     self.chunk = mixer.chunk
+    self.longest = mixer.longest
     self.mixer_norm = RMSNorm(
       dim, epsilon=norm_epsilon, param_dtype=param_dtype
     )
@@ -110,6 +111,7 @@ class Sequence(Mixer):
     self.parts = nnx.List(parts)
     self.dim = self.parts[0].dim
     self.chunk = math.lcm(*(part.chunk for part in self.parts))
+    self.longest = shortest(part.longest for part in self.parts)
 
   def mix(
     self, x: Float[Array, "B T D"], state: Any, arrangement: Arrangement
@@ -161,8 +163,7 @@ class Sequence(Mixer):
 
   def capacity(self, state: Any) -> int | None:
     """The smallest of the growing states among the parts'."""
-    found = (part.capacity(own) for part, own in self._with(state))
-    return min((room for room in found if room is not None), default=None)
+    return shortest(part.capacity(own) for part, own in self._with(state))
 
   def resize(self, state: Any, capacity: int) -> Any:
     """As of each part."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Int
 
 from atlas_jax.errors import UserError
-from atlas_jax.layers.mixer import Mixer
+from atlas_jax.layers.mixer import Mixer, shortest
 
 
 class HybridState(NamedTuple):
@@ -39,6 +39,7 @@ class Hybrid(Mixer):
       )
     self.dim = memory.dim
     self.chunk = math.lcm(attention.chunk, memory.chunk)
+    self.longest = shortest((attention.longest, memory.longest))
     self.attention = attention
     self.memory = memory
 
@@ -70,11 +71,12 @@ class Hybrid(Mixer):
 
   def capacity(self, state: HybridState) -> int | None:
     """That of the part that grows, the smaller one if both do."""
-    rooms = (
-      self.attention.capacity(state.attention),
-      self.memory.capacity(state.memory),
+    return shortest(
+      (
+        self.attention.capacity(state.attention),
+        self.memory.capacity(state.memory),
+      )
     )
-    return min((room for room in rooms if room is not None), default=None)
 
   def resize(self, state: HybridState, capacity: int) -> HybridState:
     """As of each part."""

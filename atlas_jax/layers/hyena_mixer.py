@@ -95,7 +95,7 @@ class HyenaMixer(Mixer):
   ):
     del heads, norm_epsilon
     self.dim = dim
-    self.max_length = max_length
+    self.max_length = self.longest = max_length
     self.dtype = jnp.dtype(dtype)
     self.implementation = dispatch.resolve(implementation)
     self.filter = HyenaFilter(
@@ -189,8 +189,7 @@ class HyenaMixer(Mixer):
     Raises:
       UserError: Outside jit, where a row has no room or is too long.
     """
-    self.check_inputs(x[:, None])
-    self.check_state(state, x.shape[0])
+    self.check_step(x, state, valid)
     aa.check_room(state.cache, valid)
     if self.implementation != "reference" and state.filter is None:
       state = self.prepare(state)

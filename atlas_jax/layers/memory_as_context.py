@@ -110,7 +110,7 @@ class MemoryAsContext(Mixer):
     if segment < 1 or segment % memory.chunk:
       raise UserError(
         f"a segment of {segment} tokens is no multiple of the memory's chunk "
-        f"of {memory.chunk}"
+        f"of {memory.chunk}: make it one, or the chunk smaller"
       )
     self.dim = memory.dim
     self.chunk = segment
@@ -211,8 +211,7 @@ class MemoryAsContext(Mixer):
     """Mixes one token per row, see `Mixer.step`."""
     if self.implementation == "reference":
       return super().step(x, state, valid=valid)
-    self.check_inputs(x[:, None])
-    self.check_state(state, x.shape[0])
+    self.check_step(x, state, valid)
     if state.cache is None:
       state = self.prepare(state)
     assert state.cache is not None

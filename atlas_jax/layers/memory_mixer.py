@@ -181,8 +181,7 @@ class MemoryMixer(Mixer):
     Returns:
       Outputs (0 in rows without a token), and the state after the token.
     """
-    self.check_inputs(x[:, None])
-    self.check_state(state, x.shape[0])
+    self.check_step(x, state, valid)
     arrangement = Arrangement()
     if valid is not None:
       x = jnp.where(valid[:, None], x, jnp.zeros((), x.dtype))

@@ -5,6 +5,7 @@ hands on a state. Any split of a sequence into calls and steps gives the same
 numbers; padding and packed documents are invisible.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -42,10 +43,12 @@ class Mixer(nnx.Module):
     dim: Width D of inputs and outputs.
     chunk: Tokens that must not be shared by two documents: aligned documents
       start at multiples of it. 1 for mixers that take documents anywhere.
+    longest: Tokens of the longest document, later ones being NaN; None: any.
   """
 
   dim: int
   chunk: int = 1
+  longest: int | None = None
 
   def init_state(self, batch: int) -> Any:
     """The state of `batch` rows before their first token."""
@@ -130,8 +133,7 @@ class Mixer(nnx.Module):
     Returns:
       Outputs (0 in rows without a token), and the state after the token.
     """
-    self.check_inputs(x[:, None])
-    self.check_state(state, x.shape[0])
+    self.check_step(x, state, valid)
     arrangement = Arrangement()
     if valid is not None:
       x = jnp.where(valid[:, None], x, jnp.zeros((), x.dtype))
@@ -222,6 +224,24 @@ class Mixer(nnx.Module):
     if not jnp.issubdtype(x.dtype, jnp.floating):
       raise UserError(f"x is {x.dtype}: give floating-point inputs")
 
+  def check_step(
+    self, x: Array, state: Any, valid: Bool[Array, "B"] | None
+  ) -> None:
+    """Refuses what is no token per row, or no state of so many rows.
+
+    Raises:
+      UserError: says what does not fit.
+    """
+    self.check_inputs(x[:, None])
+    self.check_state(state, x.shape[0])
+    if valid is not None and (
+      valid.shape != x.shape[:1] or valid.dtype != jnp.bool_
+    ):
+      raise UserError(
+        f"valid is {valid.dtype}{list(valid.shape)} but must be "
+        f"bool[{x.shape[0]}]"
+      )
+
   def check_state(self, state: Any, batch: int) -> None:
     """Refuses a state of another layer or another number of rows.
 
@@ -230,8 +250,13 @@ class Mixer(nnx.Module):
     """
     if state is None:
       return
-    state = self.unprepare(state)
-    fresh = jax.eval_shape(lambda: self.fresh_like(state, batch))
+    try:
+      state = self.unprepare(state)
+      fresh = jax.eval_shape(lambda: self.fresh_like(state, batch))
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+      raise UserError(
+        f"the state, a {type(state).__name__}, does not belong to this layer"
+      ) from error
     want = jax.tree_util.tree_leaves_with_path(fresh)
     have = jax.tree_util.tree_leaves_with_path(state)
     known = {path: leaf.shape for path, leaf in have}
@@ -242,6 +267,11 @@ class Mixer(nnx.Module):
           f"{jax.tree_util.keystr(path)} is {known.get(path)} but must be "
           f"{leaf.shape}"
         )
+
+
+def shortest(lengths: Iterable[int | None]) -> int | None:
+  """The smallest of the numbers that are there."""
+  return min((x for x in lengths if x is not None), default=None)
 
 
 def mean_over_valid(

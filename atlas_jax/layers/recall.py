@@ -118,7 +118,7 @@ def _widths(memory: Mixer) -> Widths:
   if isinstance(memory, _Matrix) and memory.norm is not None:
     return Widths(memory.heads, memory.key_width, memory.value_width)
   raise UserError(
-    f"a {type(memory).__name__} cannot be asked without writing to it: choose "
+    f"{type(memory).__name__} cannot be asked without writing to it: choose "
     "a deep memory, say titans, or linear_attention, gla, mamba2, deltanet or "
     "gated_deltanet"
   )

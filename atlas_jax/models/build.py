@@ -34,6 +34,15 @@ def abstract(config: ModelConfig, vocab: int) -> LanguageModel:
   return nnx.eval_shape(lambda: build(config, vocab))
 
 
+def longest_of(config: ModelConfig) -> int | None:
+  """Tokens of the longest document that the model can read; None: any.
+
+  Raises:
+    UserError: The configuration does not fit together.
+  """
+  return abstract(config, 1).longest
+
+
 def chunk_of(config: ModelConfig) -> int:
   """The multiple at which aligned documents start.
 

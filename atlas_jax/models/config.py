@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import operator
 from typing import Literal
 
 import jax
@@ -21,6 +22,9 @@ from atlas_jax.models.matrix_options import MatrixOptions
 from atlas_jax.models.older_options import HyenaOptions
 from atlas_jax.models.options import MemoryOptions
 from atlas_jax.models.registry import REGISTRY, mixers_of
+
+# What is larger is a slip of the hand, and no 32-bit number.
+_LARGEST = 2**30
 
 __all__ = [
   "AttentionOptions",
@@ -189,14 +193,17 @@ class ModelConfig:
     ]
     for spec in dataclasses.fields(self):
       value = getattr(self, spec.name)
-      if dataclasses.is_dataclass(value) and spec.name not in read:
+      if dataclasses.is_dataclass(value):
         given += [
           f"{spec.name}.{option.name}"
           for option in dataclasses.fields(value)
           if getattr(value, option.name) is not None
         ]
     for name in given:
-      if name not in read:
+      value = operator.attrgetter(name)(self)
+      if isinstance(value, (int, float)) and not abs(value) <= _LARGEST:
+        raise UserError(f"model.{name}={value} must lie within +-{_LARGEST}")
+      if read.isdisjoint((name, name.split(".")[0])):
         raise UserError(
           f"model.{name} is set, but {', '.join(mixers)} has no use for it: "
           "leave it out"

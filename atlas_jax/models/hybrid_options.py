@@ -17,5 +17,5 @@ class HybridOptions:
     None, "Mixer that is the memory: one that mac, mag and mal do not name."
   )
   segment: int | None = field(
-    None, "Tokens of a segment (mac): a multiple of the memory's chunk."
+    None, "Tokens of a segment (mac): a multiple of the memory's chunk; 0: 256."
   )

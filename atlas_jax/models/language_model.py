@@ -116,6 +116,7 @@ class LanguageModel(nnx.Module):
       keys,
     )
     self.chunk = self.blocks.chunk
+    self.longest = self.blocks.longest
     self.norm = RMSNorm(
       config.dim, epsilon=config.norm_epsilon, param_dtype=param_dtype
     )

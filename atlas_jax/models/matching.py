@@ -40,7 +40,7 @@ def matched(config: ModelConfig) -> ModelConfig:
     raise UserError(
       f"the mixers {', '.join(config.mixers)} alone have more parameters than "
       f"blocks of model.match={config.match}: raise model.mlp_hidden (now "
-      f"{config.hidden}) or give no match"
+      f"{config.hidden}), give the mixers fewer, or give no match"
     )
   for multiple in _MULTIPLES:
     hidden = max(multiple, multiple * round(width / multiple))

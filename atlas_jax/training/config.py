@@ -6,7 +6,7 @@ import math
 from atlas_jax.config import field
 from atlas_jax.data.config import DataConfig
 from atlas_jax.errors import UserError
-from atlas_jax.models.build import chunk_of
+from atlas_jax.models.build import chunk_of, longest_of
 from atlas_jax.models.config import ModelConfig
 
 
@@ -145,6 +145,12 @@ class ExperimentConfig:
       UserError: One line that names the first field that does not fit.
     """
     self.model.validate()
+    longest = longest_of(self.model)
+    if longest is not None and self.data.window > longest:
+      raise UserError(
+        f"data.window={self.data.window} is more than model.hyena.max_length="
+        f"{longest}: make that as large, or windows smaller"
+      )
     if devices is not None:
       data, fsdp = self.mesh.shape(devices)
       micro = self.train.batch // self.train.accumulate

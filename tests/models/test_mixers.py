@@ -268,6 +268,16 @@ def test_what_would_give_other_numbers_is_refused(name):
     mixer(inputs(4)[..., :8])
   with pytest.raises(UserError, match="does not belong to this layer"):
     mixer(inputs(4), state=mixer.init_state(BATCH + 1))
+  x, state = inputs(4)[:, 0], sized(mixer, mixer.init_state(BATCH), 4)
+  with pytest.raises(UserError, match="x is int32: give floating"):
+    mixer.step(x.astype(jnp.int32), state)
+  with pytest.raises(UserError, match="does not belong to this layer"):
+    mixer.step(x[:1], state)
+  with pytest.raises(UserError, match=r"valid is bool\[1\] but must be bool"):
+    mixer.step(x, state, valid=jnp.ones((1,), bool))
+  foreign = mixer_of("gru" if name == "lstm" else "lstm").init_state(BATCH)
+  with pytest.raises(UserError, match="does not belong to this layer"):
+    mixer(inputs(4), state=foreign)
   for x in (inputs(4)[:, :0], inputs(4)[:0]):
     with pytest.raises(UserError, match="give one row and one token or more"):
       mixer(x, state=mixer.init_state(x.shape[0]))

@@ -1,5 +1,7 @@
 """Mixers by name: which there are, what they read, stacks and equal sizes."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -62,6 +64,11 @@ def test_a_match_that_cannot_be_is_said():
     ({"mixer": "samba", "layers": 3}, "multiple of the 2 mixers"),
     ({"mixer": "transformer", "attention.kv_heads": 3}, "do not divide"),
     ({"mixer": "reformer", "attention.buckets": 3}, "even number"),
+    ({"mixer": "swa", "attention.window": 2**31}, r"must lie within \+-"),
+    ({"mixer": "retnet", "matrix.expand_value": math.inf}, "expand_value=inf"),
+    ({"mixer": "gla", "matrix.gate_rank": 2**63}, "gate_rank=9223372036854"),
+    ({"mixer": "hyena", "hyena.max_length": 2**31}, "max_length=2147483648"),
+    ({"mixer": "atlas", "memory.window": 2**31}, r"memory\.window"),
     ({"mixer": "gla", "token_gate": True}, "token_gate is set, but gla"),
     ({"mixer": "swdt", "decay_start": 0.5}, "decay_start is set, but swdt"),
     ({"mixer": "gla", "conv_width": 2}, "conv_width is set, but gla"),
