@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 
 from atlas_jax import memory as am
 from atlas_jax.errors import UserError
+from atlas_jax.memory.objectives import Objective
 
 # How far the stretched sigmoid overshoots. Also the order of the smallest
 # values that a gate can hold steadily besides exactly 0: three decades.
@@ -36,6 +37,17 @@ TOKEN_LOGIT = 2.0
 
 # Rates by matrix before training (as LaCT's; the step's length is not theirs).
 MATRIX_RATE = 1e-3
+
+# Steps before training, as a share of the largest. TTT's is sigmoid(0), as its
+# authors start it.
+RATE_START = 0.1
+TTT_RATE_START = 0.5
+
+# Largest step times width and curvature, through a layer norm.
+NORMED_RATE = 0.2
+
+# Largest error of a channel before training, for the curvature of a power.
+CHANNEL_ERROR = 4.0
 
 # Thresholds before training, in units of sqrt(V): about as long as an error of
 # a memory that knows nothing.
@@ -69,7 +81,8 @@ class MemoryGates(nnx.Module):
     decay_start: alpha before training, below 1.
     momentum_start: theta before training.
     rate_max: Largest eta; None: `default_rate(memory, dim // heads)`.
-    rate_start: eta before training, as a share of `rate_max`.
+    rate_start: eta before training, as a share of `rate_max`; None: 0.1, or 0.5
+      for a rate that goes by position.
     token_gate: Whether there is a gate of the token looked at, besides those
       of the token that looks.
     param_dtype: Type of the parameters.
@@ -88,10 +101,13 @@ class MemoryGates(nnx.Module):
     decay_start: float = 0.99,
     momentum_start: float = 0.9,
     rate_max: float | None = None,
-    rate_start: float = 0.1,
+    rate_start: float | None = None,
     token_gate: bool = False,
     param_dtype: DTypeLike = jnp.float32,
   ):
+    if rate_start is None:
+      by_position = memory.rate_by_position
+      rate_start = TTT_RATE_START if by_position else RATE_START
     starts = {
       "decay_start": decay_start,
       "momentum_start": momentum_start,
@@ -196,6 +212,13 @@ def default_rate(memory: am.Memory, width: int) -> float:
   by that, so that a window does not mean a larger step. One then lets a deep
   memory write a fact in one go; the bound limits what is too much.
 
+  A layer norm inside divides by the spread of what the memory puts out, which
+  is small before training: a step of 1 / spread at its input moves the output
+  by 1 / spread^2, of the order of the width. There the rate is 0.2 over the
+  width and over the objective's curvature, which for Moneta and Yaad is of the
+  order of 20: a chunk of 64 tokens then starts within the bound's budget, whose
+  divisor is below 2, where a rate of 1 would leave all sizes to the budget.
+
   Where the rate goes by position it is that of TTT (arXiv 2407.04620): 1 for
   one matrix and 0.1 for more, over the width, for keys of length sqrt(width).
   """
@@ -204,10 +227,30 @@ def default_rate(memory: am.Memory, width: int) -> float:
     return base / width
   if memory.orthogonalises:
     return 0.1
+  largest = 1.0
+  network = memory.network
+  if not isinstance(network, am.Matrix) and network.layer_norm:
+    largest = NORMED_RATE / (width * _curvature(memory.objective, width))
   if memory.window == 1:
-    return 1.0
+    return largest
   now, older = (1 / (1 + math.exp(-z)) for z in WINDOW_LOGITS)
-  return 1.0 / (now + older * (memory.window - 1))
+  return largest / (now + older * (memory.window - 1))
+
+
+def _curvature(objective: Objective, width: int) -> float:
+  """Order of the objective's curvature at the errors before training."""
+  match objective:
+    case am.L2():
+      return 2 * objective.factor
+    case am.Huber():
+      return 2.0
+    case am.Lp():
+      p = objective.power
+      return p * (p - 1) * CHANNEL_ERROR ** (p - 2)
+    case am.SwitchedHuber():
+      return max(1.0, objective.sharpness * THRESHOLD * math.sqrt(width))
+    case _:
+      return 1.0
 
 
 def logit(share: float) -> float:

@@ -92,7 +92,7 @@ class MemoryMixer(Mixer):
     decay_start: float = 0.99,
     momentum_start: float = 0.9,
     rate_max: float | None = None,
-    rate_start: float = 0.1,
+    rate_start: float | None = None,
     token_gate: bool = False,
     qk_epsilon: float = 1e-6,
     norm_epsilon: float = 1e-6,

@@ -16,7 +16,11 @@ The bound has four parts, each a field of `Bound`:
    (`weight_cap` is in units of the length before training; where a retention
    starts from other lengths, so does the cap.)
 
-Muon's step has bounded length, so it takes part 4 only. The dot product
+Muon's step has bounded length whatever its gradients, so of the first three
+parts it takes none, and of the fourth the cap on weights. Its momentum is a sum
+of unshortened gradients. Cut back to `tau` at a border it would weigh next to
+nothing beside the gradients to come, although its length means nothing to the
+step; so it is cut only against overflow, at `LONGEST_MOMENTUM`. The dot product
 has no curvature and takes no budget.
 
 A bounded forward pass does not bound back-propagation through many chunks: in
@@ -43,6 +47,11 @@ from atlas_jax.memory.retention import Retention
 # that its slope stays moderate where a token is remembered perfectly.
 ERROR_FLOOR = 1e-4
 
+# Where the momentum of an optimizer that divides out its length is cut: ten
+# decades above what ordinary gradients sum up to, and a square of it, times the
+# longest cotangent (`gradient_clip`), is ten below the largest float32.
+LONGEST_MOMENTUM = 1e12
+
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
@@ -55,7 +64,8 @@ class Bound:
       every token's own curvature (cheaper, stricter for distinct keys), None
       is off.
     weight_cap: part 4, in units of sqrt(min(shape)); None is off. The momentum
-      is capped at `error_clip sqrt(V)` when both are given.
+      is capped at `error_clip sqrt(V)` when both are given, and that of Muon at
+      `LONGEST_MOMENTUM`.
     gradient_clip: outer training only: largest norm, per head and matrix, of
       the loss's gradient with respect to the state that one chunk hands to the
       next. Identity below the norm, which the default leaves far above what
@@ -142,12 +152,27 @@ def cap_weights(
 
 
 def cap_momentum(
-  bound: Bound, momentum: dict[str, Array], value_width: int
+  bound: Bound,
+  momentum: dict[str, Array],
+  value_width: int,
+  orthogonalised: bool = False,
 ) -> dict[str, Array]:
-  """Part 4 for momenta [n, d], matrix by matrix."""
-  if bound.weight_cap is None or bound.error_clip is None:
+  """Part 4 for momenta [n, d], matrix by matrix.
+
+  Args:
+    bound: the bound.
+    momentum: by matrix.
+    value_width: V.
+    orthogonalised: whether the optimizer divides out the momentum's length.
+  """
+  if bound.weight_cap is None:
     return momentum
-  limit = bound.error_clip * math.sqrt(value_width)
+  if orthogonalised:
+    limit = LONGEST_MOMENTUM
+  elif bound.error_clip is None:
+    return momentum
+  else:
+    limit = bound.error_clip * math.sqrt(value_width)
   return {name: cap_norm(s, limit, (-2, -1)) for name, s in momentum.items()}
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Array
 from atlas_jax.errors import UserError
 from atlas_jax.memory import checks
 from atlas_jax.memory.bounds import UNBOUNDED, Bound
-from atlas_jax.memory.features import Features, Polynomial
+from atlas_jax.memory.features import Features, Identity, Polynomial
 from atlas_jax.memory.networks import MLP, Entry, Matrix, Network
 from atlas_jax.memory.objectives import L2, Objective
 from atlas_jax.memory.optimizers import (
@@ -176,10 +176,10 @@ def init_params(
 
   Returns:
     `start`: every matrix's learned initial weights [H, rows, features], as they
-    are stored (see `retention`); `features`: the feature map's parameters,
-    shared by the heads; `norm`: scale and offset [H, V] of the layer norm
-    inside, if the network has one; `position`: the learned part [chunk] of
-    `rate_by_position`, if there is one.
+    are stored (see `retention`; biases 0); `features`: the feature map's
+    parameters, shared by the heads; `norm`: scale and offset [H, V] of the
+    layer norm inside, if the network has one; `position`: the learned part
+    [chunk] of `rate_by_position`, if there is one.
   """
   feature_key, start_key = jax.random.split(key)
   table = memory.entries(key_width, value_width)
@@ -188,7 +188,10 @@ def init_params(
     start_key, use = jax.random.split(start_key)
     # Well inside the cap of `bounds.Bound`.
     scale = memory.retention.start_scale(entry.shape)
-    start[name] = scale * jax.random.normal(use, (heads, *entry.shape), dtype)
+    w = scale * jax.random.normal(use, (heads, *entry.shape), dtype)
+    if isinstance(entry.lift, Identity) and entry.lift.bias:
+      w = w.at[..., -1].set(0.0)
+    start[name] = w
   params = {
     "start": start,
     "features": memory.features.init(feature_key, key_width, dtype),

@@ -237,7 +237,9 @@ def handed_on(
   """
   bound, retention = memory.limits, memory.retention
   weights = bounds.cap_weights(bound, weights, retention)
-  momentum = bounds.cap_momentum(bound, momentum, value_width)
+  momentum = bounds.cap_momentum(
+    bound, momentum, value_width, memory.orthogonalises
+  )
   if retention.has_border:
     lengths = shared.get("lengths", {})
     weights = {

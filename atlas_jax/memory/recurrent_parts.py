@@ -145,8 +145,10 @@ def handed_on(
       # Logarithms start at spread 1, weights at singular values of about 1.
       usual = math.sqrt(w.size if logarithms else min(w.shape))
       weights = {**weights, name: cap(w, bound.weight_cap * usual)}
-    if bound.error_clip is not None:
-      limit = bound.error_clip * math.sqrt(value_width)
+    limit = bound.error_clip and bound.error_clip * math.sqrt(value_width)
+    if isinstance(memory.optimizer, (Muon, ChunkMuon)):
+      limit = 1e12  # Their steps do not depend on the momentum's length.
+    if limit is not None:
       momentum = {n: cap(s, limit) for n, s in momentum.items()}
   if logarithms:
     weights = {n: w - jnp.mean(w) for n, w in weights.items()}

@@ -39,6 +39,12 @@ if TYPE_CHECKING:
 # A degree-2 map of 16 inputs has 153 features, of 64 inputs 2145.
 _POLYNOMIAL = Polynomial(degree=2, key_width=16)
 
+# Gradients of these are long by nature: TTT's keys have length sqrt(width), and
+# a layer norm divides by a small spread. A clip at the length for other
+# memories would shorten every token's, and leave of the equation its direction.
+# This one is a hundred times longer than they are, against overflow.
+_LOOSE = Bound(error_clip=1e4)
+
 MIXERS: Mapping[str, Memory] = {
   "atlas": Memory(
     features=_POLYNOMIAL,
@@ -107,6 +113,7 @@ MIXERS: Mapping[str, Memory] = {
     window=1,
     chunk=16,
     rate_by_position=True,
+    bound=_LOOSE,
   ),
   "ttt_mlp": Memory(
     features=Identity(bias=True),
@@ -117,6 +124,7 @@ MIXERS: Mapping[str, Memory] = {
     window=1,
     chunk=16,
     rate_by_position=True,
+    bound=_LOOSE,
   ),
   "moneta": Memory(
     features=Identity(),
@@ -125,6 +133,7 @@ MIXERS: Mapping[str, Memory] = {
     optimizer=GradientDescent(),
     retention=LqRetention(power=4.0),
     window=1,
+    bound=_LOOSE,
   ),
   "yaad": Memory(
     features=Identity(),
@@ -133,6 +142,7 @@ MIXERS: Mapping[str, Memory] = {
     optimizer=GradientDescent(),
     retention=ScalarRetention(),
     window=1,
+    bound=_LOOSE,
   ),
   "memora": Memory(
     features=Identity(),
@@ -141,6 +151,7 @@ MIXERS: Mapping[str, Memory] = {
     optimizer=GradientDescent(),
     retention=KLRetention(),
     window=1,
+    bound=_LOOSE,
   ),
   "lact": Memory(
     features=Identity(),
@@ -283,7 +294,7 @@ def _bound(bound: Bound | None, given: Mapping[str, Any]) -> Bound | None:
   if given.get("bound") == "off":
     bound = None
   elif given.get("bound") == "default":
-    bound = Bound()
+    bound = bound or Bound()
   if "budget" in given:
     if bound is None:
       raise UserError(
