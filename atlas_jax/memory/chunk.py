@@ -25,7 +25,13 @@ from atlas_jax.memory.associative import associative
 from atlas_jax.memory.coefficients import coefficients
 from atlas_jax.memory.config import Memory
 from atlas_jax.memory.dual import dual, dual_muon
-from atlas_jax.memory.factors import Carry, Tokens, factors, working
+from atlas_jax.memory.factors import (
+  Carry,
+  Tokens,
+  factors,
+  working,
+  write_scales,
+)
 from atlas_jax.memory.large_chunk import large_chunk
 
 
@@ -55,7 +61,8 @@ def chunk(
     values = jnp.concatenate([carry.tail_value, values])
   gate = tokens.gates
   frozen = working(memory, carry.weights)
-  factor = factors(memory, shared, frozen, keys, values, gate.threshold)
+  shown = write_scales(memory, carry.weights)
+  factor = factors(memory, shared, frozen, keys, values, gate.threshold, shown)
   if memory.steps_once:
     weights, momentum, linear = large_chunk(
       memory, shared, table, carry, gate, factor

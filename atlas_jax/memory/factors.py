@@ -20,6 +20,10 @@ from atlas_jax.memory.numerics import matmul, safe_norm
 Weights = dict[str, Float[Array, "n d"]]
 
 
+# Below, the root of a write's scale would have no finite slope.
+_LEAST_SHOWN = 1e-30
+
+
 class Carry(NamedTuple):
   """What one head hands from chunk to chunk.
 
@@ -54,7 +58,9 @@ class Factors(NamedTuple):
     u: error factor of every matrix, shortened by the bound, [t, rows].
     clip: the factor by which it was shortened.
     stiffness: that factor times the objective's curvature.
-    gain: size of the unshortened error factor per unit of output error.
+    gain: size of the unshortened error factor per unit of output error, times
+      the root of how a write shows in the weights (`Retention.write_scale`), as
+      the budget multiplies two of them.
     loss: inner objective before the chunk's writes.
   """
 
@@ -73,6 +79,7 @@ def factors(
   key: Float[Array, "t k"],
   value: Float[Array, "t v"],
   threshold: Float[Array, "t"] | None = None,
+  shown: dict[str, Float[Array, ""]] | None = None,
 ) -> Factors:
   """Error and feature factors of tokens [t] at fixed weights.
 
@@ -81,6 +88,7 @@ def factors(
     weights: working weights (`working`).
     key, value: tokens.
     threshold: theirs, for a gated objective.
+    shown: of a retention that is not linear, see `write_scales`.
   """
   table = memory.entries(key.shape[-1], value.shape[-1])
 
@@ -117,6 +125,8 @@ def factors(
   clip = bounds.clip_scale(bound, size, value.shape[-1])
   stiffness = clip * memory.objective.curvature(y, value, threshold)
   gain = {name: bounds.gain(u[name], error) for name in u}
+  for name, scale in (shown or {}).items():
+    gain[name] *= jnp.sqrt(jnp.maximum(scale, _LEAST_SHOWN))
   u = {name: clip[:, None] * factor for name, factor in u.items()}
   return Factors(x, u, clip, stiffness, gain, loss)
 
@@ -164,6 +174,15 @@ def plain(shared, table: dict[str, Entry], weights: Weights) -> Linear:
     return matmul(features, weights[name].T)
 
   return linear
+
+
+def write_scales(
+  memory: Memory, weights: Weights
+) -> dict[str, Float[Array, ""]]:
+  """How a write shows in each matrix, where not as it is."""
+  if memory.retention.linear:
+    return {}
+  return {n: memory.retention.write_scale(w) for n, w in weights.items()}
 
 
 def working(memory: Memory, weights: Weights) -> Weights:

@@ -167,7 +167,7 @@ def _token(memory: Memory, shared, run: _Running, query, key, value, gate):
   scale = run.scale
   if bound is not None and bound.budget is not None:
     if memory.objective.curved and not muon:
-      pairs = overlap(gradient, error, clip * curvature)
+      pairs = overlap(gradient, error, clip * curvature, run.visible)
       if bound.budget == "full":
         growth = jnp.matmul(written, pairs, precision=_HIGHEST)
         growth = jnp.max(jnp.where(real, growth, 0.0))

@@ -56,15 +56,18 @@ def gradients(memory: Memory, shared, weights, keys, values, thresholds):
   return jax.vmap(one)(keys, values, thresholds)
 
 
-def overlap(gradient, error, stiffness) -> Float[Array, "columns columns"]:
+def overlap(
+  gradient, error, stiffness, visible
+) -> Float[Array, "columns columns"]:
   """Overlap of every two columns' writes, from their gradients alone.
 
-  A gradient is u x^T, so |g_i g_j^T| = |u_i| |u_j| |x_i . x_j|.
+  A gradient is u x^T, so |g_i g_j^T| = |u_i| |u_j| |x_i . x_j|. A write of it
+  shows `visible` times in each matrix.
   """
   total = jnp.zeros((), error.dtype)
-  for g in gradient.values():
+  for name, g in gradient.items():
     pair = jnp.einsum("iad,jbd->ijab", g, g, precision=_HIGHEST)
-    total = total + length(pair, 2)
+    total = total + visible[name] * length(pair, 2)
   error = jnp.sqrt(jnp.square(length(error, 1)) + 1e-8)
   weight = jnp.sqrt(stiffness) / error
   return weight[:, None] * weight[None, :] * total

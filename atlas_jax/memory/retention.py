@@ -144,8 +144,11 @@ class KLRetention(_Decay):
   are positive and their sum stays c. The logarithm is stored, up to a constant
   that the softmax does not see; the recurrence is linear in it, and no
   logarithm of a weight is ever taken. Within a chunk the weights descend
-  linearly from those of its start (Eq. 31), which the logarithm joins at the
-  chunk's end.
+  linearly from those of its start (Eq. 31). At its end these are dropped, and
+  the chunk's steps, at the same gradients and rates, are those of the
+  logarithm. (The paper takes the logarithm of the descended weights, some of
+  which are negative, and one lag token exactly.) A write therefore changes its
+  size at the border, from its step to that times the weight.
 
   Attributes:
     size: mean weight in units of 1 / sqrt(max(shape)), which is c over the

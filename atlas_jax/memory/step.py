@@ -22,7 +22,13 @@ from atlas_jax.memory.coefficients import (
 )
 from atlas_jax.memory.config import Memory
 from atlas_jax.memory.dual import by_rows, combine, handed_on, scale_rows
-from atlas_jax.memory.factors import Factors, factors, plain, working
+from atlas_jax.memory.factors import (
+  Factors,
+  factors,
+  plain,
+  working,
+  write_scales,
+)
 from atlas_jax.memory.gates import Gates
 from atlas_jax.memory.newton_schulz import newton_schulz
 from atlas_jax.memory.numerics import matmul
@@ -96,12 +102,9 @@ def start_cache(memory: Memory, shared, head: Head) -> Cache:
   threshold = None
   if memory.objective.gated:
     threshold = jnp.zeros((columns,), dtype)
-  factor = factors(memory, shared, frozen, keys, values, threshold)
+  scale = write_scales(memory, head.weights)
+  factor = factors(memory, shared, frozen, keys, values, threshold, scale)
   table = memory.entries(keys.shape[-1], values.shape[-1])
-  scale = {}
-  if not memory.retention.linear:
-    retention = memory.retention
-    scale = {n: retention.write_scale(w) for n, w in head.weights.items()}
   pairs = None
   if has_budget(memory):
     if memory.limits.budget == "full":
@@ -136,7 +139,13 @@ def write_token(
   if gate.threshold is not None:
     threshold = gate.threshold[None]
   new = factors(
-    memory, shared, _frozen(head), key[None], value[None], threshold
+    memory,
+    shared,
+    _frozen(head),
+    key[None],
+    value[None],
+    threshold,
+    cache.write_scale,
   )
   put = lambda all_, one: jax.lax.dynamic_update_slice_in_dim(
     all_, one, here, 0

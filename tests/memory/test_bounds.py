@@ -180,6 +180,33 @@ def test_budget_keeps_one_repeated_fact_from_overshooting(budget):
   assert np.all(part[:, -1] < -10)
 
 
+def test_budget_counts_how_a_write_shows():
+  """Moneta's weights move by what is stored times a power of its norm."""
+  memory = one_matrix(
+    retention=am.LqRetention(4.0),
+    chunk=8,
+    bound=am.Bound(**ONLY | {"budget": "full"}),
+  )
+  params, tokens = make_params(memory), make_tokens(memory, length=8)
+  once = jax.tree.map(lambda x: jnp.broadcast_to(x[:, :1], x.shape), tokens)
+  gates = once.gates._replace(
+    log_decay=jnp.zeros_like(once.gates.log_decay),
+    rate=jnp.ones_like(once.gates.rate),
+    window=jnp.ones_like(once.gates.window),
+  )
+  once = once._replace(query=once.key, gates=gates)
+  # As short as its floor, so that a write shows a hundredfold.
+  params["start"] = {"matrix": 1e-3 * params["start"]["matrix"]}
+  y = call(memory, params, once).y
+  before = call(
+    memory, params, once._replace(gates=gates._replace(rate=0 * gates.rate))
+  ).y
+  part = jnp.sum((y - before) * (once.value - before), -1)
+  part /= jnp.sum((once.value - before) ** 2, -1)
+  # Before the border each token is read as one whole step leaves it.
+  np.testing.assert_allclose(part[:, :7], 1.0, atol=1e-6)
+
+
 def test_budget_leaves_small_steps_alone():
   limited = one_matrix(window=3, bound=am.Bound(**ONLY | {"budget": "full"}))
   free = one_matrix(window=3, bound=None)

@@ -107,9 +107,14 @@ def test_moneta_is_its_recurrence():
     assert_close(got.y[1, t, 1], read(weights(a), norm, q), 1e-9)
 
 
-def test_memora_is_its_recurrence():
-  """arXiv 2504.13173, Eq. 27, with chunks of one token and true logarithms."""
-  memory = unbounded(MORE_MEMORIES["memora"], chunk=1)
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_memora_is_its_recurrence(chunk):
+  """arXiv 2504.13173, Eq. 27, with true logarithms.
+
+  Inside a chunk weights descend linearly from those of its start; at its end
+  the logarithms take all of its steps instead.
+  """
+  memory = unbounded(MORE_MEMORIES["memora"], chunk=chunk)
   params, tokens, read = deep(memory)
   tokens = with_gates(tokens, window=1.0)
   got = call(memory, params, tokens)
@@ -125,13 +130,17 @@ def test_memora_is_its_recurrence():
 
   w = {n: simplex(np.asarray(x[1])) for n, x in params["start"].items()}
   norm = {n: x[1] for n, x in params["norm"].items()}
+  start, logs = w, {n: np.log(x) for n, x in w.items()}
   for t in range(LENGTH):
     q, k, v, gate = at(tokens, 1, t, 1)
-    g = gradient(w, norm, k, v)
+    g = gradient(start, norm, k, v)
     keep = np.exp(gate.log_decay[0])
-    w = {
-      n: simplex(keep * np.log(w[n]) - gate.rate * np.asarray(g[n])) for n in w
+    step = lambda x, g=g, keep=keep, eta=gate.rate: {
+      n: keep * x[n] - eta * np.asarray(g[n]) for n in x
     }
+    w, logs = step(w), step(logs)
+    if (t + 1) % chunk == 0:
+      start = w = {n: simplex(z) for n, z in logs.items()}
     assert_close(got.y[1, t, 1], read(w, norm, q), 1e-9)
 
 
