@@ -10,6 +10,7 @@ from atlas_jax.attention.cache import (
   Cache,
   Entries,
   WindowCache,
+  append,
   check_room,
   empty_window,
   extend,
@@ -22,12 +23,13 @@ from atlas_jax.attention.documents import document_starts, positions
 from atlas_jax.attention.full import full_attention, step_attention
 from atlas_jax.attention.hashing import bucket_of
 from atlas_jax.attention.reference import recurrent
-from atlas_jax.attention.window import window_attention
+from atlas_jax.attention.window import step_window, window_attention
 
 __all__ = [
   "Cache",
   "Entries",
   "WindowCache",
+  "append",
   "attend",
   "bucket_of",
   "check_room",
@@ -41,5 +43,6 @@ __all__ = [
   "resize",
   "room",
   "step_attention",
+  "step_window",
   "window_attention",
 ]

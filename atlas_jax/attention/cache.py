@@ -1,8 +1,8 @@
 """What attention keeps of the tokens that it has read.
 
 Full attention keeps every token of the document at hand, in a cache that has
-room for so many. A window keeps the last ones, and the first ones of the
-document if it sees those as well.
+room for so many. A window keeps the last ones, in a ring of which a step writes
+one slot, and the first ones of the document if it sees those as well.
 """
 
 from typing import Any, NamedTuple
@@ -52,9 +52,9 @@ class WindowCache(NamedTuple):
   """The last tokens of the document at hand, and its first.
 
   Attributes:
-    recent: The last W - 1 tokens, the newest at the end.
-    first: Those of the first G tokens that are not recent, the oldest at the
-      front.
+    recent: The last W tokens as a ring: token n of the document, from 0, in
+      slot n modulo W. Slots of no token are 0.
+    first: The first G tokens, in order; recent ones too.
     count: How many tokens there have been.
   """
 
@@ -63,7 +63,7 @@ class WindowCache(NamedTuple):
   count: Int[Array, "B"]
 
 
-def empty_window(like: Entries, recent: int, first: int) -> WindowCache:
+def empty_window(like: Entries, window: int, first: int) -> WindowCache:
   """A cache of nothing with room for so many entries like those given."""
 
   def zeros(size: int) -> Entries:
@@ -72,7 +72,7 @@ def empty_window(like: Entries, recent: int, first: int) -> WindowCache:
     )
 
   count = jnp.zeros((like.key.shape[0],), jnp.int32)
-  return WindowCache(zeros(recent), zeros(first), count)
+  return WindowCache(zeros(window), zeros(first), count)
 
 
 def room(cache: Cache) -> int:
@@ -182,58 +182,86 @@ def extend_window(
     lengths: Tokens at the front of each row that count; None: all.
   """
   batch, length = entries.key.shape[:2]
+  if length == 0:
+    return cache
   if lengths is None:
     lengths = jnp.full((batch,), length, jnp.int32)
   begin = last_start(restart, cache.count)[:, None]
-  end = lengths[:, None]
-  reach, firsts = (x.key.shape[1] for x in (cache.recent, cache.first))
-  near = end + jnp.arange(-reach, 0, dtype=jnp.int32)[None]
-  recent = pick([cache.recent, entries], near + reach, near >= begin)
-  number = jnp.arange(firsts, dtype=jnp.int32)[None]
-  source = place_of(cache, begin, number)
-  old = begin + number < end - reach
-  first = pick([cache.first, cache.recent, entries], source, old)
-  return WindowCache(recent, first, (end - begin)[:, 0])
+  count = lengths[:, None] - begin
+
+  def change(old: Entries, number: Int[Array, "#B S"]) -> Entries:
+    """Puts new tokens of these numbers where they belong."""
+    index = begin + number
+    filled = (number >= 0) & (number < count)
+    new = take(entries, jnp.clip(index, 0, length - 1))
+
+    def choose(new: Array, old: Array) -> Array:
+      # What is not new stands in the same slot as before.
+      x = jnp.where(_like(index >= 0, old), new.astype(old.dtype), old)
+      return jnp.where(_like(filled, old), x, jnp.zeros((), old.dtype))
+
+    return jax.tree.map(choose, new, old)
+
+  size, firsts = (x.key.shape[1] for x in (cache.recent, cache.first))
+  slot = jnp.arange(size, dtype=jnp.int32)[None]
+  newest = count - 1
+  return WindowCache(
+    change(cache.recent, newest - (newest - slot) % size),
+    change(cache.first, jnp.arange(firsts, dtype=jnp.int32)[None]),
+    count[:, 0],
+  )
 
 
-def place_of(
-  cache: WindowCache, begin: Int[Array, "*shape"], number: Int[Array, "*shape"]
-) -> Int[Array, "*shape"]:
-  """Where a document's first tokens are among `first`, `recent` and new ones.
+def append(
+  cache: WindowCache,
+  entries: Entries,
+  *,
+  lengths: Int[Array, "B"] | None = None,
+) -> WindowCache:
+  """As `extend_window`, for one token of the document at hand.
+
+  A single slot of each row is written.
 
   Args:
-    cache: What went before the new tokens.
-    begin: Start of the document in the call; negative: before it.
-    number: Which of its tokens, from 0.
+    cache: The one before.
+    entries: Of T = 1 new token.
+    lengths: 1 in rows that have a token, 0 in others; None: 1.
   """
-  reach, firsts = (x.key.shape[1] for x in (cache.recent, cache.first))
-  index = begin + number
-  return jnp.where(index < -reach, number, index + (reach + firsts))
+  if lengths is None:
+    lengths = jnp.ones_like(cache.count)
+  size, firsts = (x.key.shape[1] for x in (cache.recent, cache.first))
+  rows = jnp.arange(cache.count.shape[0], dtype=jnp.int32)
+  there = lengths > 0
+
+  def write(old: Entries, place: Int[Array, "B"]) -> Entries:
+    return jax.tree.map(
+      lambda new, x: x.at[rows, place].set(
+        new[:, 0].astype(x.dtype), mode="drop"
+      ),
+      entries,
+      old,
+    )
+
+  recent = write(cache.recent, jnp.where(there, cache.count % size, size))
+  first = cache.first
+  if firsts:
+    # The later tokens have no place there.
+    first = write(first, jnp.where(there, cache.count, firsts))
+  return WindowCache(recent, first, cache.count + lengths)
 
 
-def pick(
-  parts: list[Entries],
-  source: Int[Array, "B S"],
-  keep: Bool[Array, "B S"] | None = None,
-) -> Entries:
-  """Entries by their index among several, one after the other.
+def in_order(cache: WindowCache) -> Entries:
+  """The last W tokens, the newest at the end; zeros for what is missing."""
+  size = cache.recent.key.shape[1]
+  slot = jnp.arange(size, dtype=jnp.int32)[None]
+  return take(cache.recent, (cache.count[:, None] + slot) % size)
 
-  Args:
-    parts: Each [B, ..., N, K]; the first says of what type the others become.
-    source: Which to take; those beyond the ends are some others.
-    keep: Where to take any; zeros elsewhere.
-  """
 
-  def take(*arrays: Array) -> Array:
-    kind = arrays[0].dtype
-    joined = jnp.concatenate([x.astype(kind) for x in arrays], axis=1)
-    index = jnp.clip(source, 0, max(joined.shape[1] - 1, 0))
-    x = jnp.take_along_axis(joined, _like(index, joined), axis=1)
-    if keep is None:
-      return x
-    return jnp.where(_like(keep, x), x, jnp.zeros((), x.dtype))
-
-  return jax.tree.map(take, *parts)
+def take(entries: Entries, index: Int[Array, "B S"]) -> Entries:
+  """Entries by their index, which is within bounds."""
+  return jax.tree.map(
+    lambda x: jnp.take_along_axis(x, _like(index, x), axis=1), entries
+  )
 
 
 def _within(count: Array, capacity: int) -> Array:

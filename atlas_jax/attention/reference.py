@@ -164,10 +164,13 @@ def _load(past: Cache | WindowCache) -> _Memory:
     index = jnp.arange(entries.key.shape[1], dtype=jnp.int32)[None]
     place = jnp.where(index < count, index, -1)
   else:
-    reach, firsts = past.recent.key.shape[1], past.first.key.shape[1]
-    recent = count - reach + jnp.arange(reach, dtype=jnp.int32)[None]
+    size, firsts = past.recent.key.shape[1], past.first.key.shape[1]
+    slot = jnp.arange(size, dtype=jnp.int32)
+    last = (count - size + slot[None])[:, None]
+    recent = jnp.max(jnp.where(last % size == slot[None, :, None], last, -1), 2)
     first = jnp.arange(firsts, dtype=jnp.int32)[None]
-    first = jnp.where(first < count - reach, first, -1)
+    # The recent ones stand in the list once.
+    first = jnp.where(first < count - size, first, -1)
     place = jnp.concatenate([recent, first], axis=1)
     entries = jax.tree.map(
       lambda *x: jnp.concatenate(x, axis=1), past.recent, past.first
@@ -185,10 +188,11 @@ def _store(
 ) -> Cache | WindowCache:
   """The cache that a list amounts to."""
 
-  def find(places: Int[Array, "#B P"], hashed: bool) -> Entries:
-    """What stands at these places of the document, zeros if nothing does."""
-    found = memory.place[:, None] == places[..., None]
-    found &= memory.place[:, None] >= 0
+  place = memory.place[:, None]
+
+  def find(found: Bool[Array, "B P S"], hashed: bool) -> Entries:
+    """What stands at the places found, zeros if nothing does."""
+    found &= place >= 0
 
     def take(x: Array) -> Array:
       chosen = jnp.where(found[..., None, None], x[:, None], 0)
@@ -202,13 +206,15 @@ def _store(
 
   if isinstance(past, Cache):
     room = past.entries.key.shape[1] + more
-    places = jnp.arange(room, dtype=jnp.int32)[None]
+    index = jnp.arange(room, dtype=jnp.int32)[None, :, None]
     count = jnp.where(memory.count > room, LOST, memory.count)
-    return Cache(find(places, past.entries.bucket is not None), count)
-  reach, firsts = past.recent.key.shape[1], past.first.key.shape[1]
-  recent = memory.count[:, None] - reach
-  recent = recent + jnp.arange(reach, dtype=jnp.int32)[None]
-  first = jnp.arange(firsts, dtype=jnp.int32)[None]
-  # The recent ones are not kept twice.
-  first = jnp.where(first < memory.count[:, None] - reach, first, -1)
-  return WindowCache(find(recent, False), find(first, False), memory.count)
+    return Cache(find(place == index, past.entries.bucket is not None), count)
+  size, firsts = past.recent.key.shape[1], past.first.key.shape[1]
+  slot = jnp.arange(size, dtype=jnp.int32)[None, :, None]
+  recent = place >= memory.count[:, None, None] - size
+  first = jnp.arange(firsts, dtype=jnp.int32)[None, :, None]
+  return WindowCache(
+    find(recent & (place % size == slot), False),
+    find(place == first, False),
+    memory.count,
+  )

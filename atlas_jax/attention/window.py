@@ -1,8 +1,8 @@
 """Causal softmax attention to the last tokens, and to the first if asked.
 
 The sequence is cut into blocks at least as long as the window; the queries of a
-block meet its keys and those of the last `window - 1` tokens before it. Time
-and memory are linear in T.
+block meet its keys and those of the last `window` tokens before it. Time and
+memory are linear in T. A step reads the ring of a cache as it lies.
 """
 
 from typing import NamedTuple
@@ -14,9 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 from atlas_jax.attention.cache import (
   Entries,
   WindowCache,
-  empty_window,
-  pick,
-  place_of,
+  in_order,
+  take,
 )
 from atlas_jax.attention.core import (
   PIECE,
@@ -38,12 +37,25 @@ class _Queries(NamedTuple):
   start: Int[Array, "#B T"]
 
 
+class _Past(NamedTuple):
+  """What went before a call, in the type of what is new.
+
+  Attributes:
+    recent: The last tokens, the newest at the end; none where a single block
+      holds all that there is to see.
+    first: The first ones of the document.
+  """
+
+  recent: Entries
+  first: Entries
+
+
 class _Block(NamedTuple):
   """The queries of a block and what they may see.
 
   Attributes:
     queries: Of the block.
-    band: Keys and values from window - 1 tokens before the block to its end.
+    band: Keys and values from `window` tokens before the block to its end.
     first: The first tokens of the document to which the block's first token
       belongs.
     begin: Where that document begins.
@@ -95,13 +107,9 @@ def window_attention(
   index = jnp.arange(length, dtype=jnp.int32)[None]
   queries = _Queries(query, index, start)
   entries = Entries(key, value)
-  size = max(window - 1, piece)
-  if past is None:
-    # A single block holds all that there is to see.
-    far = length > size
-    past = empty_window(
-      entries, window - 1 if far else 0, global_tokens if far else 0
-    )
+  size = max(window, piece)
+  before = _before(past, entries, window, global_tokens, length > size)
+  reach, firsts = (x.key.shape[1] for x in before)
   if persistent is not None:
     persistent = jax.tree.map(widened, persistent)
 
@@ -110,7 +118,6 @@ def window_attention(
       lambda *x: widened(jnp.concatenate(x, axis=1)), block.first, block.band
     )
     keys, values = with_persistent(persistent, seen.key, seen.value)
-    reach, firsts = (x.key.shape[1] for x in (past.recent, past.first))
     column = jnp.arange(-reach, block.band.key.shape[1] - reach)
     column = (block.index + column.astype(jnp.int32))[None, None]
     number = jnp.arange(firsts, dtype=jnp.int32)[None]
@@ -130,19 +137,74 @@ def window_attention(
     return in_pieces(some, block.queries, piece)
 
   if length <= size:
-    joined = jax.tree.map(_join, past.recent, entries)
-    only = _Block(queries, joined, past.first, start[:, :1], jnp.int32(0))
+    joined = jax.tree.map(_join, before.recent, entries)
+    only = _Block(queries, joined, before.first, start[:, :1], jnp.int32(0))
     return attend_to(only)
   one = attend_to
   if size <= piece:
     # Otherwise `in_pieces` sees to it that no scores are kept.
     one = jax.checkpoint(attend_to, prevent_cse=False)
-  y = jax.lax.map(one, _blocks(queries, entries, past, size))
+  y = jax.lax.map(one, _blocks(queries, entries, before, size))
   return join_time(y, length)
 
 
+def step_window(
+  query: Float[Array, "B 1 H K"],
+  cache: WindowCache,
+  *,
+  persistent: Entries | None = None,
+  scale: float | None = None,
+) -> Float[Array, "B 1 H K"]:
+  """As `window_attention`, for the token that is the last in the cache.
+
+  Args:
+    query: Of that token.
+    cache: From `append`.
+    persistent, scale: As in `full_attention`.
+  """
+  # The ring is the window: softmax asks for no order.
+  size, firsts = (x.key.shape[1] for x in (cache.recent, cache.first))
+  count = cache.count[:, None]
+  keys, values = cache.recent.key, cache.recent.value
+  seen = jnp.arange(size, dtype=jnp.int32)[None] < count
+  if firsts:
+    keys, values = (
+      jnp.concatenate(x, axis=1)
+      for x in ((cache.first.key, keys), (cache.first.value, values))
+    )
+    # What the ring holds is not taken again from the first tokens.
+    far = jnp.arange(firsts, dtype=jnp.int32)[None] < count - size
+    seen = jnp.concatenate([far, seen], axis=1)
+  keys, values = with_persistent(persistent, keys, values)
+  mask = seeing_persistent(persistent, seen[:, None, None])
+  return attend(query, keys, values, mask, scale=scale)
+
+
+def _before(
+  past: WindowCache | None,
+  entries: Entries,
+  window: int,
+  global_tokens: int,
+  far: bool,
+) -> _Past:
+  """What went before, in order; without a past zeros, and none if not `far`."""
+  if past is not None:
+    parts = _Past(in_order(past), past.first)
+    return jax.tree.map(
+      lambda x, like: x.astype(like.dtype), parts, _Past(entries, entries)
+    )
+
+  def zeros(size: int) -> Entries:
+    size = size if far else 0
+    return jax.tree.map(
+      lambda x: jnp.zeros((x.shape[0], size, *x.shape[2:]), x.dtype), entries
+    )
+
+  return _Past(zeros(window), zeros(global_tokens))
+
+
 def _blocks(
-  queries: _Queries, entries: Entries, past: WindowCache, size: int
+  queries: _Queries, entries: Entries, past: _Past, size: int
 ) -> _Block:
   """The blocks of a sequence along a new first axis."""
 
@@ -154,13 +216,18 @@ def _blocks(
 
   begin = queries.start[:, ::size]
   rows, count = entries.key.shape[0], begin.shape[1]
-  firsts = past.first.key.shape[1]
+  reach, firsts = (x.key.shape[1] for x in past)
   number = jnp.arange(firsts, dtype=jnp.int32)[None, None]
-  source = place_of(past, begin[..., None], number)
-  source = jnp.broadcast_to(source, (rows, count, firsts))
-  first = pick(
-    [past.first, past.recent, entries], source.reshape(rows, count * firsts)
+  index = begin[..., None] + number
+  # Where they are among the first, the last and the new tokens.
+  source = jnp.where(index < -reach, number, index + (reach + firsts))
+  # Those beyond the end are of documents that are shorter.
+  last = reach + firsts + entries.key.shape[1] - 1
+  source = jnp.broadcast_to(jnp.clip(source, 0, last), (rows, count, firsts))
+  joined = jax.tree.map(
+    lambda *x: jnp.concatenate(x, axis=1), past.first, past.recent, entries
   )
+  first = take(joined, source.reshape(rows, count * firsts))
   return _Block(
     jax.tree.map(lambda x: split_time(x, size), queries),
     jax.tree.map(band, past.recent, entries),

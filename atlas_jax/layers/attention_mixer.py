@@ -129,7 +129,7 @@ class AttentionMixer(CachedMixer):
     empty = jnp.zeros(shape, self.dtype)
     none = aa.Entries(empty, empty)
     if self.window:
-      return aa.empty_window(none, self.window - 1, self.global_tokens)
+      return aa.empty_window(none, self.window, self.global_tokens)
     return aa.Cache(none, jnp.zeros((batch,), jnp.int32))
 
   def attend(
@@ -167,6 +167,9 @@ class AttentionMixer(CachedMixer):
         grow=grow,
         **options,
       )
+    elif self.window and not grow:
+      after = aa.append(before, entries, lengths=lengths)
+      y = aa.step_window(query, after, **options)
     elif self.window:
       y = aa.window_attention(
         query,

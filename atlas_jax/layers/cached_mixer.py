@@ -68,8 +68,10 @@ class CachedMixer(Mixer):
     """Mixes one token per row, within the room that a growing state has.
 
     Raises:
-      UserError: Outside jit, where a row has no room.
+      UserError: Inputs or a state that do not belong to this layer, and,
+        outside jit, a row that has no room.
     """
+    self.check_step(x, state, valid)
     if isinstance(state, aa.Cache):
       aa.check_room(state, valid)
     x = x[:, None]

@@ -138,9 +138,8 @@ class ExponentialMixer(Mixer):
     Raises:
       UserError: Outside jit, where a row has no room.
     """
+    self.check_step(x, state, valid)
     x = x[:, None]
-    self.check_inputs(x)
-    self.check_state(state, x.shape[0])
     arrangement = Arrangement()
     if valid is not None:
       arrangement = Arrangement(

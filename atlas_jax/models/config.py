@@ -85,7 +85,9 @@ class ModelConfig:
     "and window.",
   )
   rate_start: float = field(
-    0.1, "Step of the memory before training, as a share of rate_max."
+    0.0,
+    "Step of the memory before training, as a share of rate_max; 0: chosen for "
+    "the memory.",
   )
   token_gate: bool = field(
     False,
@@ -161,9 +163,11 @@ class ModelConfig:
         f"model.dim={self.dim} is not divisible by model.heads={self.heads}: "
         "make dim a multiple of heads"
       )
-    for name in ("decay_start", "momentum_start", "rate_start"):
+    for name in ("decay_start", "momentum_start"):
       if not 0 < getattr(self, name) < 1:
         raise UserError(f"model.{name} must lie between 0 and 1, both excluded")
+    if not 0 <= self.rate_start < 1:
+      raise UserError("model.rate_start must lie from 0 (automatic) to below 1")
     for name in ("qk_epsilon", "norm_epsilon", "init_scale"):
       if not 0 < getattr(self, name) <= 1e6:
         raise UserError(f"model.{name} must lie above 0, up to 1e6")

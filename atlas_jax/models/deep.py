@@ -33,7 +33,7 @@ def make_memory_mixer(
     decay_start=config.decay_start,
     momentum_start=config.momentum_start,
     rate_max=config.rate_max or None,
-    rate_start=config.rate_start,
+    rate_start=config.rate_start or None,
     token_gate=config.token_gate,
     qk_epsilon=config.qk_epsilon,
     form=config.form,

@@ -78,7 +78,7 @@ def empty(case: Case, dtype=jnp.float32):
   none = jnp.zeros((BATCH, 0, case.kv_heads, WIDTH), dtype)
   if case.window:
     like = aa.Entries(none, none)
-    return aa.empty_window(like, case.window - 1, case.global_tokens)
+    return aa.empty_window(like, case.window, case.global_tokens)
   bucket = None
   if case.rounds:
     bucket = jnp.zeros((BATCH, 0, HEADS, case.rounds), jnp.int32)
@@ -129,10 +129,14 @@ def slow(case, given, past, restart=None, lengths=None):
 
 
 @jit
-def step(given, cache):
-  """One more token into the room that a cache has."""
+def step(given, cache, lengths=None):
+  """One more token, of all tokens into the room that a cache has."""
   entries = aa.Entries(given.key, given.value, given.bucket)
-  cache = aa.extend(cache, entries, grow=False)
+  if isinstance(cache, aa.WindowCache):
+    cache = aa.append(cache, entries, lengths=lengths)
+    y = aa.step_window(given.query, cache, persistent=given.persistent)
+    return y, cache
+  cache = aa.extend(cache, entries, lengths=lengths, grow=False)
   y = aa.step_attention(
     given.query, cache, bucket=given.bucket, persistent=given.persistent
   )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from atlas_jax import attention as aa
+from atlas_jax.attention.cache import in_order
 from atlas_jax.errors import UserError
 from tests.attention.cases import BATCH, CASES, empty, fast, inputs, step
 
@@ -44,21 +45,38 @@ def test_a_cache_holds_the_last_document_at_the_front():
   assert again.count.tolist() == [2, 3]
 
 
-def test_a_window_holds_the_last_and_the_first_tokens_once():
+def test_a_window_is_a_ring_of_the_last_tokens_beside_the_first():
   case = FULL._replace(window=3, global_tokens=2)
   lengths = jnp.array([3, 1], jnp.int32)
   cache = aa.extend_window(empty(case), entries(3), lengths=lengths)
-  assert numbers(cache.recent) == [[2, 3], [0, 101]]
-  assert numbers(cache.first) == [[1, 0], [0, 0]]
-  cache = aa.extend_window(cache, entries(2))
-  assert numbers(cache.recent) == [[1, 2], [101, 102]]
+  assert numbers(cache.recent) == [[1, 2, 3], [101, 0, 0]]
   assert numbers(cache.first) == [[1, 2], [101, 0]]
+  assert numbers(in_order(cache)) == [[1, 2, 3], [0, 0, 101]]
+  cache = aa.extend_window(cache, entries(2))
+  assert numbers(cache.recent) == [[1, 2, 3], [101, 101, 102]]
+  assert numbers(cache.first) == [[1, 2], [101, 101]]
+  assert numbers(in_order(cache)) == [[3, 1, 2], [101, 101, 102]]
   assert cache.count.tolist() == [5, 3]
   restart = jnp.zeros((BATCH, 3), bool).at[0, 2].set(True)
   cache = aa.extend_window(cache, entries(3), restart=restart)
-  assert numbers(cache.recent) == [[0, 3], [102, 103]]
-  assert numbers(cache.first) == [[0, 0], [101, 101]]
+  assert numbers(cache.recent) == [[3, 0, 0], [101, 102, 103]]
+  assert numbers(cache.first) == [[3, 0], [101, 101]]
   assert cache.count.tolist() == [1, 6]
+
+
+def test_a_token_goes_into_one_slot_of_rows_that_have_one():
+  case = FULL._replace(window=3, global_tokens=2)
+  lengths = jnp.array([3, 1], jnp.int32)
+  cache = aa.extend_window(empty(case), entries(4), lengths=lengths)
+  token = jax.tree.map(lambda x: x[:, 8:], entries(9))
+  cache = aa.append(cache, token)
+  assert numbers(cache.recent) == [[9, 2, 3], [101, 109, 0]]
+  assert numbers(cache.first) == [[1, 2], [101, 109]]
+  assert cache.count.tolist() == [4, 2]
+  again = aa.append(cache, token, lengths=jnp.array([0, 1], jnp.int32))
+  assert numbers(again.recent) == [[9, 2, 3], [101, 109, 109]]
+  assert numbers(again.first) == numbers(cache.first)
+  assert again.count.tolist() == [4, 3]
 
 
 def test_room_can_be_made_and_taken_also_in_stacks():
