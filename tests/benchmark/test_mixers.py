@@ -36,9 +36,9 @@ def test_everything_is_measured_and_fits_into_json(result):
       assert case["peak_bytes"] > 0
     assert found["decode"]["seconds"] > 0
   swa, hyena, _ = result["mixers"]
-  # Keys and values of 7 tokens, and a count.
+  # Keys and values of 8 tokens, and a count.
   assert swa["state_bytes"]["64"] == swa["state_bytes"]["16"]
-  assert swa["state_bytes"]["64"] == 2 * 7 * 16 * 4 + 4
+  assert swa["state_bytes"]["64"] == 2 * 8 * 16 * 4 + 4
   assert (swa["grows"], hyena["grows"]) == (False, True)
   assert hyena["state_bytes"]["64"] > 64 * 16 * 4
 

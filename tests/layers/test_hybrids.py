@@ -139,14 +139,8 @@ def slopes(mixer, x, tokens):
   return nnx.to_pure_dict(nnx.state(by_mixer)), by_x, by_memory, out
 
 
-@pytest.mark.parametrize(
-  "memory",
-  [
-    deep,
-    pytest.param(GLAMixer, marks=pytest.mark.full),
-    pytest.param(GatedDeltaNetMixer, marks=pytest.mark.full),
-  ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("memory", [deep, GLAMixer, GatedDeltaNetMixer])
 def test_a_context_in_float64_is_its_definition(memory):
   with jax.enable_x64(True):
     x = inputs(np.float64)
