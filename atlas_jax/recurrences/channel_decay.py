@@ -193,6 +193,10 @@ def _products(
   query: Float[Array, "N S K"], key: Float[Array, "N S K"]
 ) -> Float[Array, "N S S"]:
   """`query key^T` of every block."""
-  if query.shape[1] < SMALLEST_MATMUL:
-    return jnp.sum(query[:, :, None] * key[:, None], axis=-1)
+  size = query.shape[1]
+  if size < SMALLEST_MATMUL:
+    # Column by column: in one array of all products, under several vmaps, there
+    # are more axes than XLA's kernels for CPUs take.
+    columns = (jnp.sum(query * key[:, j, None], axis=-1) for j in range(size))
+    return jnp.stack([*columns], axis=-1)
   return matmul(query, jnp.swapaxes(key, 1, 2))

@@ -99,18 +99,21 @@ def scan_chunks(
   row_bytes = sum(x.size * x.dtype.itemsize for x in leaves) // rows
   group = dispatch.rows_at_once(rows, row_bytes)
 
-  def cut(x: Float[Array, "B T H ..."]) -> Float[Array, "S N B H C ..."]:
+  def cut(x: Float[Array, "B T H ..."]) -> Float[Array, "S N R C ..."]:
     fill = [(0, 0)] * x.ndim
     fill[1] = (0, padded - length)
     x = jnp.pad(x, fill).reshape(batch, spans, count, size, *x.shape[2:])
-    return jnp.moveaxis(x, (1, 2, 4), (0, 1, 3))
+    x = jnp.moveaxis(x, (1, 2, 4), (0, 1, 3))
+    return x.reshape(spans, count, rows, size, *x.shape[5:])
 
-  def joined(x: Float[Array, "S N B H C ..."]) -> Float[Array, "B T H ..."]:
+  def joined(x: Float[Array, "S N R C ..."]) -> Float[Array, "B T H ..."]:
+    x = x.reshape(spans, count, batch, heads, size, *x.shape[4:])
     x = jnp.moveaxis(x, (0, 1, 3), (1, 2, 4))
     return x.reshape(batch, padded, heads, *x.shape[5:])[:, :length]
 
-  in_rows = jax.vmap(jax.vmap(body))
-  prepare_all = jax.vmap(jax.vmap(jax.vmap(prepare)))
+  # One axis of rows, not two: XLA's kernels for CPUs take few axes.
+  in_rows = jax.vmap(body)
+  prepare_all = jax.vmap(jax.vmap(prepare))
 
   @jax.checkpoint
   def run_span(carry: Carry, chunks: Any) -> tuple[Carry, Any]:
@@ -119,26 +122,28 @@ def scan_chunks(
   def run(carry: Carry, chunks: Any) -> tuple[Carry, Any]:
     return _scan(run_span, carry, chunks, spans)
 
-  chunks = jax.tree.map(cut, tokens)
-  if group == rows:
-    carry, out = run(carry, chunks)
-    return carry, jax.tree.map(joined, out)
-
   def grouped(x: Array, axis: int) -> Array:
-    shape = (*x.shape[:axis], rows // group, 1, group, *x.shape[axis + 2 :])
+    shape = (*x.shape[:axis], rows // group, group, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis, 0)
 
   def ungrouped(x: Array, axis: int) -> Array:
     x = jnp.moveaxis(x, 0, axis)
-    return x.reshape(*x.shape[:axis], batch, heads, *x.shape[axis + 3 :])
+    return x.reshape(*x.shape[:axis], rows, *x.shape[axis + 2 :])
 
-  inputs = (
-    jax.tree.map(lambda x: grouped(x, 0), carry),
-    jax.tree.map(lambda x: grouped(x, 2), chunks),
-  )
-  carry, out = jax.lax.map(lambda pair: run(*pair), inputs)
-  carry = jax.tree.map(lambda x: ungrouped(x, 0), carry)
-  return carry, jax.tree.map(lambda x: joined(ungrouped(x, 2)), out)
+  chunks = jax.tree.map(cut, tokens)
+  state = jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), carry)
+  if group == rows:
+    state, out = run(state, chunks)
+  else:
+    inputs = (
+      jax.tree.map(lambda x: grouped(x, 0), state),
+      jax.tree.map(lambda x: grouped(x, 2), chunks),
+    )
+    state, out = jax.lax.map(lambda pair: run(*pair), inputs)
+    state = jax.tree.map(lambda x: ungrouped(x, 0), state)
+    out = jax.tree.map(lambda x: ungrouped(x, 2), out)
+  after = jax.tree.map(lambda x, old: x.reshape(old.shape), state, carry)
+  return after, jax.tree.map(joined, out)
 
 
 def _scan(

@@ -6,6 +6,7 @@ solvers here work for repeated keys, where a series in powers of L would first
 grow to astronomic sizes and then cancel.
 """
 
+import functools
 from typing import cast
 
 import jax
@@ -66,9 +67,13 @@ def _inverse_slope(
 
 def _product(a: Float[Array, "N C C"], b: Float[Array, "N C C"]) -> Array:
   """`a @ b` of every pair."""
-  if a.shape[-1] < _SMALLEST_MATMUL:
-    return jnp.sum(a[..., None] * b[:, None], axis=2)
-  return matmul(a, b)
+  size = a.shape[-1]
+  if size >= _SMALLEST_MATMUL:
+    return matmul(a, b)
+  # Term by term: in one array of all products, under several vmaps, there are
+  # more axes than XLA's kernels for CPUs take.
+  terms = (a[:, :, j, None] * b[:, None, j] for j in range(size))
+  return functools.reduce(jnp.add, terms)
 
 
 @jax.custom_vjp
