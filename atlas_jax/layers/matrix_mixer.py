@@ -99,7 +99,7 @@ class MatrixMixer(Mixer):
     self, y: Float[Array, "B T H V"], x: Float[Array, "B T D"], norm: RMSNorm
   ) -> Float[Array, "B T D"]:
     """`(norm(y) * SiLU(x W_g)) W_o`, in x's type."""
-    y = merge_heads(norm(y)).astype(self.dtype)
+    y = norm(y).reshape(*x.shape[:2], -1).astype(self.dtype)
     if self.output_gate is not None:
       y = y * jax.nn.silu(self.output_gate(x))
     return self.output(y).astype(x.dtype)
@@ -109,12 +109,7 @@ def split_heads(
   x: Float[Array, "B T H*K"], width: int
 ) -> Float[Array, "B T H K"]:
   """The last axis as heads of this width."""
-  return x.reshape(*x.shape[:-1], x.shape[-1] // width, width)
-
-
-def merge_heads(x: Float[Array, "B T H K"]) -> Float[Array, "B T H*K"]:
-  """All heads side by side."""
-  return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+  return x.reshape(*x.shape[:-1], -1, width)
 
 
 def width_of(dim: int, heads: int, expand: float, what: str) -> int:

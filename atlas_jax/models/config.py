@@ -14,7 +14,7 @@ from atlas_jax.errors import UserError
 from atlas_jax.layers.initial import Draws
 from atlas_jax.layers.mixer import Mixer
 from atlas_jax.models.attention_options import AttentionOptions
-from atlas_jax.models.entry import OF_SOME_MIXERS
+from atlas_jax.models.entry import OF_SOME_MIXERS, changed
 from atlas_jax.models.hybrid import memory_entry
 from atlas_jax.models.hybrid_options import HybridOptions
 from atlas_jax.models.kernel_options import KernelOptions
@@ -190,11 +190,7 @@ class ModelConfig:
     for name in mixers:
       if REGISTRY[name].family == "hybrid":
         read |= set(memory_entry(self).options)
-    given = [
-      name
-      for name in OF_SOME_MIXERS
-      if getattr(self, name) != getattr(type(self), name)
-    ]
+    given = changed(self, OF_SOME_MIXERS)
     for spec in dataclasses.fields(self):
       value = getattr(self, spec.name)
       if dataclasses.is_dataclass(value):

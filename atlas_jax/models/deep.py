@@ -8,7 +8,7 @@ from atlas_jax.errors import UserError
 from atlas_jax.layers.initial import Source
 from atlas_jax.layers.memory_mixer import MemoryMixer
 from atlas_jax.memory import Memory
-from atlas_jax.models.entry import OF_SOME_MIXERS, Entry, common
+from atlas_jax.models.entry import OF_SOME_MIXERS, Entry, changed, common
 from atlas_jax.models.presets import MIXERS, override
 
 if TYPE_CHECKING:
@@ -50,11 +50,10 @@ def _check_gates(config: "ModelConfig", memory: Memory) -> None:
     "rate_max": memory.steps_once,
     "rate_start": memory.steps_once,
   }
-  for name, unread in absent.items():
-    if unread and getattr(config, name) != getattr(type(config), name):
-      raise UserError(
-        f"model.{name} is set, but this memory has no such gate: leave it out"
-      )
+  for name in changed(config, (name for name in absent if absent[name])):
+    raise UserError(
+      f"model.{name} is set, but this memory has no such gate: leave it out"
+    )
 
 
 def _entry(

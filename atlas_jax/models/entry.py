@@ -73,6 +73,15 @@ def common(config: "ModelConfig") -> dict[str, Any]:
   }
 
 
+def changed(config: "ModelConfig", names: Iterable[str]) -> list[str]:
+  """Those of the named fields that have not their default."""
+  return [
+    name
+    for name in names
+    if getattr(config, name) != getattr(type(config), name)
+  ]
+
+
 def given(options: Any, names: Iterable[str]) -> dict[str, Any]:
   """Those of the named fields that are set."""
   values = {name: getattr(options, name) for name in names}
