@@ -8,6 +8,7 @@ and said.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -97,23 +98,24 @@ def measure_mixer(
 ) -> dict[str, Any]:
   """Everything about one mixer, ready for JSON."""
   mixer = mixer_of(options, name)
-  cases = []
-  for backward in (False, True):
-    done: list[dict[str, Any]] = []
-    for length in options.lengths:
-      case = _measure(options, mixer, length, backward, done)
-      done.append(case)
-      say(f"{name}, {length} tokens, {_direction(backward)}: {_shown(case)}")
-    cases += done
   slow = mixer_of(options, name, "reference")
-  definition = []
+  cases, definition = [], []
   for backward in (False, True):
-    case = _measure_definition(options, slow, backward)
-    definition.append(case)
-    say(
-      f"{name} token by token, {case['length']} tokens, "
-      f"{_direction(backward)}: {_shown(case)}"
-    )
+    runs: list[_Run] = []
+    for length in options.lengths:
+      runs.append(_start(options, mixer, length, backward, runs))
+    runs.append(_start_definition(options, slow, backward))
+    _take_turns(options, runs)
+    for run in runs:
+      whose = " token by token" if run is runs[-1] else ""
+      length = run.case["length"]
+      say(
+        f"{name}{whose}, {length} tokens, {_direction(backward)}: "
+        f"{_shown(run.case)}"
+      )
+    *ours, theirs = (run.case for run in runs)
+    cases += ours
+    definition.append(theirs)
   decode = _decode(options, mixer)
   say(f"{name}: {1e6 * decode['seconds']:.0f} µs per step")
   jax.clear_caches()
@@ -155,44 +157,67 @@ def mixer_of(
   return make(jax.random.key(0))
 
 
-def _measure(
+@dataclasses.dataclass
+class _Run:
+  """A case, and what is run for it; nothing where it would not fit."""
+
+  case: dict[str, Any]
+  call: Callable[[float], measure.Timing] | None = None
+  turns: list[measure.Timing] = dataclasses.field(default_factory=list)
+
+  def take_turn(self, seconds: float) -> None:
+    """Runs for some seconds; the case then has the medians of all turns."""
+    if self.call is None:
+      return
+    self.turns.append(self.call(seconds))
+    middle = measure.median(self.turns)
+    self.case["seconds"] = middle.wall
+    self.case["cpu_seconds"] = middle.cpu
+    self.case["tokens_per_second"] = self.case["length"] / middle.wall
+
+
+def _start(
   options: Options,
   mixer: Mixer,
   length: int,
   backward: bool,
-  before: Sequence[dict[str, Any]],
-) -> dict[str, Any]:
-  """One case, or what it would need."""
+  before: Sequence[_Run],
+) -> _Run:
+  """One case after its first turn, or what it would need."""
   case = {"length": length, "backward": backward, "fits": False}
-  predicted = predict(before, length)
-  if predicted is not None:
-    peak, seconds = predicted
-    if peak > options.limit_bytes or seconds > options.limit_seconds:
-      return case | {"peak_bytes": peak, "seconds": seconds}
+  peak, seconds = predict([run.case for run in before], length)
+  if (peak is not None and peak > options.limit_bytes) or (
+    seconds is not None and seconds > options.limit_seconds
+  ):
+    return _Run(case | {"peak_bytes": peak, "seconds": seconds})
   x = jax.random.normal(jax.random.key(1), (1, length, options.dim))
   program = measure.compile_program(_function(backward), mixer, x)
   case["peak_bytes"] = program.peak_bytes
   if program.peak_bytes > options.limit_bytes:
-    seconds = 0.0 if predicted is None else predicted[1]
-    return case | {"seconds": seconds}
+    return _Run(case | {"seconds": seconds})
+  case |= {"fits": True, "compile_seconds": program.compile_seconds}
+  run = _Run(
+    case,
+    lambda seconds: measure.run_turn(program, mixer, x, seconds=seconds),
+  )
   measure.run_once(program, mixer, x)
-  turns = [
-    measure.run_turn(program, mixer, x, seconds=options.turn_seconds)
-    for _ in range(options.repeats)
-  ]
-  middle = measure.median(turns)
-  return case | {
-    "fits": True,
-    "seconds": middle.wall,
-    "cpu_seconds": middle.cpu,
-    "compile_seconds": program.compile_seconds,
-    "tokens_per_second": length / middle.wall,
-  }
+  run.take_turn(options.turn_seconds)
+  return run
+
+
+def _take_turns(options: Options, runs: Sequence[_Run]) -> None:
+  """The further turns, of one case after the other.
+
+  A machine that is slow for a while is so for all of them.
+  """
+  for _ in range(options.repeats - 1):
+    for run in runs:
+      run.take_turn(options.turn_seconds)
 
 
 def predict(
   before: Sequence[dict[str, Any]], length: int
-) -> tuple[int, float] | None:
+) -> tuple[int | None, float | None]:
   """Bytes and seconds at a length, growing as they did between the last two.
 
   Growth is a power of the length: 1 for what is linear, 2 for all pairs.
@@ -202,30 +227,30 @@ def predict(
     length: a longer one.
 
   Returns:
-    None with fewer than two cases before.
+    None for what is not known of two cases before.
   """
-  if len(before) < 2:
-    return None
-  first, last = before[-2:]
-  step = jnp.log(last["length"] / first["length"])
+  known = before[-2:]
 
-  def grown(name: str) -> float:
-    low, high = max(first[name], 1e-9), max(last[name], 1e-9)
-    power = min(2.0, max(0.0, float(jnp.log(high / low) / step)))
-    return high * (length / last["length"]) ** power
+  def grown(name: str) -> float | None:
+    if len(known) < 2 or any(case[name] is None for case in known):
+      return None
+    low, high = (max(case[name], 1e-9) for case in known)
+    first, last = (case["length"] for case in known)
+    power = math.log(high / low) / math.log(last / first)
+    return high * (length / last) ** min(2.0, max(0.0, power))
 
-  return round(grown("peak_bytes")), grown("seconds")
+  peak = grown("peak_bytes")
+  return None if peak is None else round(peak), grown("seconds")
 
 
-def _measure_definition(
-  options: Options, mixer: Mixer, backward: bool
-) -> dict[str, Any]:
-  """The token-by-token definition, first at a quarter of the length."""
-  before: list[dict[str, Any]] = []
-  single = dataclasses.replace(options, repeats=1, turn_seconds=0.0)
-  for length in (options.compare_at // 8, options.compare_at // 4):
-    before.append(_measure(single, mixer, length, backward, before))
-  return _measure(single, mixer, options.compare_at, backward, before)
+def _start_definition(options: Options, mixer: Mixer, backward: bool) -> _Run:
+  """The token-by-token definition, first at small parts of the length."""
+  before: list[_Run] = []
+  single = dataclasses.replace(options, turn_seconds=0.0)
+  for part in (16, 8):
+    length = max(1, options.compare_at // part)
+    before.append(_start(single, mixer, length, backward, before))
+  return _start(options, mixer, options.compare_at, backward, before)
 
 
 def _function(backward: bool) -> Callable[..., Any]:
@@ -293,4 +318,6 @@ def _shown(case: dict[str, Any]) -> str:
   size = f"{case['peak_bytes'] / 2**20:,.0f} MiB"
   if case["fits"]:
     return f"{case['seconds']:.3f} s, {size}"
+  if case["seconds"] is None:
+    return f"not run, would take {size}"
   return f"not run, would take {case['seconds']:.0f} s and {size}"

@@ -34,8 +34,8 @@ def markdown(result: Result, command: str) -> str:
     f"One layer each, batch 1, width {options['dim']}, {options['heads']} "
     f"heads, float32, all options as by default but windows of "
     f"{options['window']} tokens. Medians of {options['repeats']} turns of at "
-    f"least {options['turn_seconds']:g} s on the clock, one mixer after the "
-    "other. *Peak* is what the compiler plans for temporaries and outputs. A "
+    f"least {options['turn_seconds']:g} s on the clock, of all lengths of a "
+    "mixer in turn. *Peak* is what the compiler plans for temporaries and outputs. A "
     f"case that would need more than {options['limit_bytes'] / 2**30:g} GiB or "
     f"{options['limit_seconds']:g} s a call is not run: the number in brackets "
     "is what it would need, by the growth between the two lengths before.",
@@ -44,7 +44,8 @@ def markdown(result: Result, command: str) -> str:
     "## Required and found",
     f"*Gain*: speed over that of the mixer's own token-by-token definition at "
     f"{at:,} tokens; more than 1 is asked of all but LSTM and GRU, which are "
-    "their definition. *Flatness*: slowest over fastest time per token from "
+    "their definition (where that does not fit into memory, what it needs is "
+    "said). *Flatness*: slowest over fastest time per token from "
     f"{at:,} tokens on; at most {FLATNESS:g} is asked of what is linear in the "
     "length.",
     table(
@@ -107,6 +108,8 @@ def gain(found: Result, backward: bool, at: int) -> float | None:
   ours = _case(found["cases"], backward, at)
   theirs = _case(found["definition"], backward, at)
   if ours is None or theirs is None or not ours["fits"]:
+    return None
+  if theirs["seconds"] is None:
     return None
   return theirs["seconds"] / ours["seconds"]
 
@@ -192,6 +195,8 @@ def _grid(result: Result, backward: bool, show: Callable[[Result], str]) -> str:
 def _pace(case: Result) -> str:
   if case["fits"]:
     return f"{case['tokens_per_second']:,.0f}"
+  if case["seconds"] is None:
+    return "(does not fit)"
   return f"({case['seconds']:,.0f} s)"
 
 
@@ -202,10 +207,12 @@ def _peak(case: Result) -> str:
 
 def _gain_cell(found: Result, backward: bool, at: int) -> str:
   value = gain(found, backward, at)
-  if value is None:
-    return "not run"
-  cell = f"{value:.3g}"
   theirs = _case(found["definition"], backward, at)
+  if value is None:
+    if theirs is None or theirs["fits"]:
+      return "not run"
+    return f"needs {theirs['peak_bytes'] / 2**30:,.0f} GiB"
+  cell = f"{value:.3g}"
   if theirs is not None and not theirs["fits"]:
     cell = f"{cell} (predicted)"
   missed = value <= 1 and found["name"] not in _CELLS

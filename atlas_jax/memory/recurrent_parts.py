@@ -61,13 +61,19 @@ def overlap(
 ) -> Float[Array, "columns columns"]:
   """Overlap of every two columns' writes, from their gradients alone.
 
-  A gradient is u x^T, so |g_i g_j^T| = |u_i| |u_j| |x_i . x_j|. A write of it
-  shows `visible` times in each matrix.
+  A gradient is u x^T, so |g_i g_j^T| = |g_i| |g_j| |cos(x_i, x_j)|. A write of
+  it shows `visible` times in each matrix.
   """
   total = jnp.zeros((), error.dtype)
   for name, g in gradient.items():
-    pair = jnp.einsum("iad,jbd->ijab", g, g, precision=_HIGHEST)
-    total = total + visible[name] * length(pair, 2)
+    # Every row is a multiple of x; the longest has its direction best.
+    longest = jnp.argmax(length(g, 2), axis=1)
+    x = jnp.take_along_axis(g, longest[:, None, None], axis=1)[:, 0]
+    x = x / length(x, 1)[:, None]
+    size = length(g, 1)
+    cosine = jnp.matmul(x, x.T, precision=_HIGHEST)
+    pair = size[:, None] * size[None, :] * jnp.abs(cosine)
+    total = total + visible[name] * pair
   error = jnp.sqrt(jnp.square(length(error, 1)) + 1e-8)
   weight = jnp.sqrt(stiffness) / error
   return weight[:, None] * weight[None, :] * total

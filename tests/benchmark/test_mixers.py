@@ -58,17 +58,30 @@ def test_what_does_not_fit_is_predicted_and_said(result):
   )
 
 
+def test_a_definition_that_does_not_fit_is_said_to(result):
+  small = mixers.Options(
+    **{**vars(OPTIONS), "names": ("transformer",), "limit_bytes": 1}
+  )
+  found = mixers.measure_mixer(small, "transformer")
+  assert found["definition"][0]["seconds"] is None
+  told = mixers_report.markdown(dict(result, mixers=[found]), "command")
+  assert "needs 0 GiB" in told
+  assert "(does not fit)" in told
+
+
 def test_growth_is_that_between_the_two_lengths_before():
   case = lambda length, peak, seconds: {
     "length": length,
     "peak_bytes": peak,
     "seconds": seconds,
   }
-  assert mixers.predict([case(10, 1, 1.0)], 20) is None
+  assert mixers.predict([case(10, 1, 1.0)], 20) == (None, None)
   before = [case(10, 100, 1.0), case(20, 200, 4.0)]
   peak, seconds = mixers.predict(before, 40)
   assert peak == 400
   assert seconds == pytest.approx(16.0)
+  unknown = [case(10, 100, None), case(20, 200, None)]
+  assert mixers.predict(unknown, 40) == (400, None)
 
 
 def test_the_report_tells_gains_and_flatness(result):

@@ -273,6 +273,23 @@ def test_hashes_that_cannot_be_are_refused(options, message):
     ReformerMixer(DIM, HEADS, rngs=nnx.Rngs(0), **options)
 
 
+def test_the_length_of_a_query_is_its_inverse_temperature():
+  """One bucket, by hand: unit keys, scores that no width divides."""
+  mixer, x = mixer_of("reformer", buckets=1, rope_base=0.0), inputs()
+  heads = lambda linear: np.asarray(linear(x)).reshape(
+    BATCH, LENGTH, HEADS, DIM // HEADS
+  )
+  query, value = heads(mixer.query), heads(mixer.value)
+  key = query / np.linalg.norm(query, axis=-1, keepdims=True)
+  scores = np.einsum("bthk,bshk->bhts", query, key)
+  earlier = np.tri(LENGTH, k=-1, dtype=bool)
+  earlier[0, 0] = True
+  weights = np.where(earlier, np.exp(scores), 0)
+  weights /= weights.sum(axis=-1, keepdims=True)
+  y = np.einsum("bhts,bshk->bthk", weights, value).reshape(x.shape)
+  assert_close(call(mixer, x).y, mixer.output(jnp.asarray(y, x.dtype)), 1e-5)
+
+
 def test_hashes_are_no_parameters_and_the_same_in_every_layer():
   mixer = mixer_of("reformer")
   assert set(nnx.to_pure_dict(nnx.state(mixer))) == {"query", "value", "output"}

@@ -283,6 +283,9 @@ def test_decays_and_ridges_start_as_in_their_papers():
   ridge = made_of(MesaMixer).ridge[...]
   np.testing.assert_allclose(0.25 + jax.nn.softplus(ridge), 1.0, rtol=1e-6)
   mixer = made(lambda rngs: RWKV7Mixer(64, 2, rngs=rngs))
+  # The code's 64e-5 for heads of 64, and (layer / layers)^0.7 halfway.
+  assert mixer.norm.epsilon == pytest.approx(32e-5)
+  np.testing.assert_allclose(mixer.norm.scale[...], 0.5**0.7, rtol=1e-6)
   out = call(mixer, inputs(4, 1).repeat(4, axis=-1))
   decay = np.exp(-np.exp(-0.5) * sigmoid(number(mixer.decay.bias)))
   np.testing.assert_allclose(out.metrics["gate_decay"], decay.mean(), rtol=1e-5)
