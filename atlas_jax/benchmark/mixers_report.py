@@ -35,10 +35,11 @@ def markdown(result: Result, command: str) -> str:
     f"heads, float32, all options as by default but windows of "
     f"{options['window']} tokens. Medians of {options['repeats']} turns of at "
     f"least {options['turn_seconds']:g} s on the clock, of all lengths of a "
-    "mixer in turn. *Peak* is what the compiler plans for temporaries and outputs. A "
-    f"case that would need more than {options['limit_bytes'] / 2**30:g} GiB or "
-    f"{options['limit_seconds']:g} s a call is not run: the number in brackets "
-    "is what it would need, by the growth between the two lengths before.",
+    "mixer in turn. *Peak* is what the compiler plans for temporaries and "
+    "outputs. A case that would need more than "
+    f"{options['limit_bytes'] / 2**30:g} GiB or {options['limit_seconds']:g} s "
+    "a call is not run: the number in brackets is what it would need, by the "
+    "growth between the two lengths before.",
     "![Tokens per second by length, forward and backward, a line for each "
     "mixer.](images/mixers.png)",
     "## Required and found",

@@ -25,15 +25,6 @@ MEMORIES = {
     chunk=4,
     bound=TIGHT,
   ),
-  "atlas_every_chunk_read_before": am.Memory(
-    POLYNOMIAL,
-    SMALL_MLP,
-    optimizer=am.Muon(every=4, steps=2),
-    window=7,
-    chunk=4,
-    read="before",
-    bound=None,
-  ),
   "atlas_pp_sketch_channels": am.Memory(
     am.Polynomial(degree=3, sketch=5),
     am.GatedMLP(expansion=1.5, bias=True),
@@ -65,16 +56,6 @@ MEMORIES = {
     optimizer=am.Momentum(),
     window=1,
     chunk=4,
-  ),
-  "momentum_gated_read_before": am.Memory(
-    am.Identity(bias=True, key_width=3),
-    am.GatedMLP(expansion=1.0, layer_norm=True, activation="tanh"),
-    optimizer=am.Momentum(),
-    retention=am.ChannelRetention(2),
-    window=6,
-    chunk=4,
-    read="before",
-    bound=TIGHT,
   ),
   "ttt": am.Memory(
     am.Identity(bias=True),
@@ -138,6 +119,25 @@ MEMORIES = {
 
 # Combinations that share all their code with those above.
 MORE_MEMORIES = {
+  "atlas_every_chunk_read_before": am.Memory(
+    POLYNOMIAL,
+    SMALL_MLP,
+    optimizer=am.Muon(every=4, steps=2),
+    window=7,
+    chunk=4,
+    read="before",
+    bound=None,
+  ),
+  "momentum_gated_read_before": am.Memory(
+    am.Identity(bias=True, key_width=3),
+    am.GatedMLP(expansion=1.0, layer_norm=True, activation="tanh"),
+    optimizer=am.Momentum(),
+    retention=am.ChannelRetention(2),
+    window=6,
+    chunk=4,
+    read="before",
+    bound=TIGHT,
+  ),
   "ttt_linear": am.Memory(
     am.Identity(bias=True),
     am.MLP(depth=1, layer_norm=True),
